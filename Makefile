@@ -25,57 +25,57 @@ help: ## print this list
 	@echo "make demo and make test do all the set-up themselves; the rest is for work on Manylane."
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
 
-demo: setup release ## install what is missing, build, compare one shared socket with lanes, write a report
+demo: setup release ## install missing packages, build, compare one shared socket with lanes, write a report
 	@MANYLANE=$(PROGRAM) REPORT=$(REPORT) scripts/demo.sh
 
-test: setup ## install what is missing, run every test that this user may run, list what was skipped
+test: setup ## install missing packages, run all tests that this user can run, list the skipped ones
 	@scripts/test.sh
 
-test-vm: build ## tests on another kernel, in a virtual machine: make test-vm [KERNEL=5.10] [ONLY=bond]
+test-vm: build ## test on another kernel, in a virtual machine: make test-vm [KERNEL=5.10] [ONLY=bond]
 	@scripts/setup.sh vm
 	@MANYLANE=$(TARGET_DIR)/debug/manylane tests/vm/run.sh
 
-setup: ## install what the build needs and is missing (packages of Debian or Ubuntu, nothing else)
+setup: ## install missing build dependencies (packages of Debian or Ubuntu only)
 	@scripts/setup.sh
 
-build: ## build everything, for debugging
+build: ## build everything, with debug assertions
 	$(CARGO) build --workspace
 
-release: ## build the program and its library, optimised
+release: ## build the program and the preload library, optimized
 	$(CARGO) build --release --package manylane-cli --package manylane-preload
 
-bpf: ## compile the eBPF programs anew, after a change to them (clang, llvm, libbpf-dev)
+bpf: ## compile the eBPF programs, after a change to them (needs clang, llvm, libbpf-dev)
 	@scripts/bpf.sh
 
-lint: ## clippy with warnings as errors, shellcheck
+lint: ## run clippy with warnings as errors, and shellcheck
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	shellcheck --external-sources $(SCRIPTS)
 
-fmt: ## format the Rust and the C
+fmt: ## format the Rust and C sources
 	$(CARGO) fmt --all
 	$(if $(C_FILES),clang-format -i $(C_FILES))
 
-fmt-check: ## say what is not formatted
+fmt-check: ## check the formatting
 	$(CARGO) fmt --all --check
 	$(if $(C_FILES),clang-format --dry-run --Werror $(C_FILES))
 
-doc: ## the documentation of the crates, with warnings as errors
+doc: ## build the documentation of the crates, with warnings as errors
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items
 
-deny: ## licences, sources and duplicates of the dependencies
+deny: ## check licences, sources and duplicates of the dependencies
 	$(CARGO) deny check bans licenses sources
 
 fuzz-build: ## build the fuzz targets
 	@scripts/setup.sh fuzz
 	CARGO_TARGET_DIR=$(TARGET_DIR)/fuzz $(CARGO) build --manifest-path fuzz/Cargo.toml
 
-fuzz: ## fuzz each target for so many seconds: make fuzz SECONDS=600 [TARGETS=frame]
+fuzz: ## fuzz each target for a time: make fuzz SECONDS=600 [TARGETS=frame]
 	@CARGO_TARGET_DIR=$(abspath $(TARGET_DIR))/fuzz scripts/fuzz.sh $(SECONDS) $(TARGETS)
 
-stress: build ## random calls under manylane run for so many seconds: make stress SECONDS=600 [SEED=n]
+stress: build ## make random calls under manylane run for a time: make stress SECONDS=600 [SEED=n]
 	@MANYLANE=$(TARGET_DIR)/debug/manylane scripts/stress.sh $(SECONDS) $(SEED)
 
-differential: build ## random calls with manylane run and without, compared: make differential SECONDS=600 [SEED=n]
+differential: build ## compare random calls with and without manylane run: make differential SECONDS=600 [SEED=n]
 	@MANYLANE=$(TARGET_DIR)/debug/manylane scripts/differential.py $(SECONDS) $(SEED)
 
 sanitize: setup ## test under AddressSanitizer, with a nightly toolchain: make sanitize [SANITIZERS="address thread"]
@@ -91,7 +91,7 @@ man: release ## write man pages to target/man, and completions of shells to targ
 	$(PROGRAM) completions zsh >$(TARGET_DIR)/completions/_manylane
 	$(PROGRAM) completions fish >$(TARGET_DIR)/completions/manylane.fish
 
-install: ## install what 'make man' built under PREFIX (/usr/local), DESTDIR before it
+install: ## install the results of 'make man' below DESTDIR/PREFIX (/usr/local)
 	@test -x $(PROGRAM) -a -e $(LIBRARY) -a -d $(TARGET_DIR)/man || { echo "first, as the user who builds: make man" >&2; exit 1; }
 	install -D -s -m 755 $(PROGRAM) $(DESTDIR)$(PREFIX)/bin/manylane
 	install -D -s -m 644 $(LIBRARY) $(DESTDIR)$(PREFIX)/lib/manylane/libmanylane_preload.so
@@ -102,6 +102,6 @@ install: ## install what 'make man' built under PREFIX (/usr/local), DESTDIR bef
 		install -D -m 644 "$$page" "$(DESTDIR)$(PREFIX)/share/man/man1/$${page##*/}" || exit 1; \
 	done
 
-clean: ## remove what was built, and the report
+clean: ## remove build results and the report
 	$(CARGO) clean
 	rm -rf $(REPORT)

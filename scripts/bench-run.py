@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""What a request costs an unmodified server, alone and under `manylane run`: bench-run.py [options]
+"""Measures the cost of a request to an unmodified server, alone and under `manylane run`:
+bench-run.py [options]
 
-Interleaved rounds at one rate, at which nobody loses anything; medians with their spread; several
-servers one after the other. One JSON document (manylane.bench.run.v1) on standard output, progress
-on standard error. The server and its requests are on loopback, or between two network namespaces
-(--address, --server-in; this script runs in the one that asks), on CPUs of their own: CPU time is
-that of the server's processes, softirqs are the sender's and in total_cpu_ns.
+Rounds are interleaved, at one rate that all variants answer without loss. Results are medians with
+their spread. Several servers are measured one after the other. Standard output has one JSON document
+(manylane.bench.run.v1), standard error the progress. Requests run over loopback, or between two
+network namespaces (--address, --server-in; this script runs in the client's). Server and client have
+separate CPUs. CPU time is that of the server's processes; softirqs run on the client's CPU, and are
+included in total_cpu_ns.
 """
 
 import argparse
@@ -119,42 +121,42 @@ def measure(args, kind, variants, rate, notes):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--manylane", default="target/release/manylane", help="the program")
-    parser.add_argument("--before", metavar="PROGRAM", help="an earlier build of manylane, to measure each --how with as well")
+    parser.add_argument("--manylane", default="target/release/manylane", help="path of manylane")
+    parser.add_argument("--before", metavar="PROGRAM", help="an earlier build of manylane, also measured with each --how")
     parser.add_argument(
         "--server", action="append", metavar="NAME[=RATE]",
-        help=f"what to measure, at so many requests per second; can be given several times; all: each of {', '.join(SERVERS)} [memcached]",
+        help=f"server to measure, and its rate in requests per second; may be repeated; all: each of {', '.join(SERVERS)} [memcached]",
     )
-    parser.add_argument("--threads", type=int, default=4, help="of the server")
-    parser.add_argument("--alone", action="append", default=[], metavar="THREADS", help="the server alone with so many threads, too")
-    parser.add_argument("--how", action="append", help="options of manylane run that are compared, as one word each")
-    parser.add_argument("--rounds", type=int, default=7, help="how often servers are started")
-    parser.add_argument("--samples", type=int, default=1, help="samples of each start, in turns")
+    parser.add_argument("--threads", type=int, default=4, help="threads of the server")
+    parser.add_argument("--alone", action="append", default=[], metavar="THREADS", help="also measure the server alone with this number of threads; may be repeated")
+    parser.add_argument("--how", action="append", help="options of manylane run to compare, as one word; may be repeated")
+    parser.add_argument("--rounds", type=int, default=7, help="number of rounds; each starts every server once")
+    parser.add_argument("--samples", type=int, default=1, help="samples per start, in turns")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a sample")
     parser.add_argument("--warm-up", type=float, default=0.3, help="seconds of load before the first sample")
     parser.add_argument("--rate", type=float, help="requests per second [0.7 of the lowest no-loss rate]")
-    parser.add_argument("--lowest", type=float, help="where the search for the no-loss rate begins [by the server]")
-    parser.add_argument("--flows", type=int, default=64)
-    parser.add_argument("--timeout", type=seconds, default=1.0, metavar="SECONDS", help="an answer that comes later is lost")
-    parser.add_argument("--load", choices=loads.LOADS, default="send", help="who asks; the others for DNS servers")
-    parser.add_argument("--device", help="by which kxdpgun sends")
-    parser.add_argument("--address", default="127.0.0.1", help="of the server")
-    parser.add_argument("--server-in", default="", help="what the server is started by, such as 'ip netns exec NAME'")
+    parser.add_argument("--lowest", type=float, help="first rate of the search for the no-loss rate [depends on the server]")
+    parser.add_argument("--flows", type=int, default=64, help="number of flows")
+    parser.add_argument("--timeout", type=seconds, default=1.0, metavar="SECONDS", help="time after which a reply counts as lost")
+    parser.add_argument("--load", choices=loads.LOADS, default="send", help="load generator; others than send are for DNS servers")
+    parser.add_argument("--device", help="device that kxdpgun sends through")
+    parser.add_argument("--address", default="127.0.0.1", help="address of the server")
+    parser.add_argument("--server-in", default="", help="command that starts the server, such as 'ip netns exec NAME'")
     ours = sorted(os.sched_getaffinity(0))
-    parser.add_argument("--server-cpus", default=str(ours[0]), metavar="LIST", help="CPUs, as taskset takes them")
-    parser.add_argument("--sender-cpus", default=str(ours[-1]), metavar="LIST")
+    parser.add_argument("--server-cpus", default=str(ours[0]), metavar="LIST", help="CPUs of the server, as for taskset")
+    parser.add_argument("--sender-cpus", default=str(ours[-1]), metavar="LIST", help="CPUs of the client, as for taskset")
     args = parser.parse_args()
     args.manylane = os.path.abspath(args.manylane)
     programs = {"run": args.manylane}
     if args.before:
         programs["before"] = os.path.abspath(args.before)
-    # What this script does itself is not to be in the server's way.
+    # This script must not take CPU time from the server.
     os.sched_setaffinity(0, {int(cpu) for cpu in args.sender_cpus.split(",")})
     chosen = {}
     for word in args.server or ["memcached"]:
         name, _, rate = word.partition("=")
         if name != "all" and name not in SERVERS:
-            parser.error(f"--server {name}: give all, or one of {', '.join(SERVERS)}")
+            parser.error(f"--server {name}: expected all, or one of {', '.join(SERVERS)}")
         for kind in SERVERS if name == "all" else [name]:
             chosen[kind] = float(rate or 0) or args.rate
     variants = [("alone", None)]

@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# The demonstration, after the build: datagrams through one shared socket and
-# through lanes, side by side. MANYLANE is the program, REPORT the folder of
-# the report.
+# Demonstration: compares one shared socket with lanes. MANYLANE is the program, which must be
+# built, and REPORT the folder of the report.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -13,7 +12,7 @@ report=${REPORT:-report}
 
 cd "$root"
 if ! is_root; then
-  say "not root: the traffic goes over loopback, without a testbed of namespaces;"
+  say "not root: traffic runs over loopback, without a testbed of network namespaces;"
   say "for the testbed: sudo $program bench rx --quick --out $report"
 fi
 "${with_script[@]}" "$program" bench rx --quick --out "$report"
@@ -23,4 +22,4 @@ for page in "$report"/*.html; do
   [ -e "$page" ] && pages+=("$(realpath "$page")")
 done
 [ ${#pages[@]} -gt 0 ] || die "the benchmark ended without a report in $report"
-say "the report with plots: ${pages[*]}"
+say "report with plots: ${pages[*]}"

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Fuzzes each target for so many seconds: fuzz.sh SECONDS [TARGET...]
+# Fuzzes each target for a number of seconds: fuzz.sh SECONDS [TARGET...]
 #
-# New inputs stay in the target folder; the corpus in the repository is read and
-# not changed. What breaks a target is kept below fuzz/artifacts, and its path shown.
+# New inputs stay in the target folder, and the corpus in the repository is not changed. An input
+# that breaks a target is saved below fuzz/artifacts, and its path is printed.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -12,8 +12,8 @@ set -euo pipefail
 seconds=${1:?fuzz.sh SECONDS [TARGET...]}
 shift
 cd "$root/fuzz"
-cargo fuzz --version >/dev/null 2>&1 || die "there is no cargo-fuzz: cargo install cargo-fuzz"
-RUSTUP_TOOLCHAIN=nightly cargo --version >/dev/null 2>&1 || die "there is no nightly toolchain: rustup toolchain install nightly"
+cargo fuzz --version >/dev/null 2>&1 || die "cargo-fuzz is missing: cargo install cargo-fuzz"
+RUSTUP_TOOLCHAIN=nightly cargo --version >/dev/null 2>&1 || die "the nightly toolchain is missing: rustup toolchain install nightly"
 export RUSTUP_TOOLCHAIN=nightly
 found=${CARGO_TARGET_DIR:-$root/target/fuzz}/found
 targets=("$@")
@@ -31,4 +31,4 @@ for target in "${targets[@]}"; do
   "${with_script[@]}" "${bound[@]}" cargo fuzz run "$target" "$found/$target" "corpus/$target" -- \
     -max_total_time="$seconds" -max_len=4096 -print_final_stats=1 -verbosity=0 || failed+=("$target")
 done
-[ ${#failed[@]} -eq 0 ] || die "these broke: ${failed[*]}"
+[ ${#failed[@]} -eq 0 ] || die "failed targets: ${failed[*]}"

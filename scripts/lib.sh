@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # shellcheck shell=bash
-# Sourced by the other scripts: where the repository is, where cargo is, how to speak.
+# Sourced by the other scripts: paths of the repository and of cargo, and messages.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 export root

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Loads of bench-run.py: each asks a server for some time, and says what became of that."""
+"""Load generators of bench-run.py: each sends requests for a time, and returns their outcomes."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import leftovers
 
 
 def run(args, *command):
-    """What a command says that runs on the sender's CPUs."""
+    """Runs a command on the sender's CPUs, and returns its output."""
     command = ["taskset", "-c", args.sender_cpus, *command]
     done = leftovers.run(command)
     if done.returncode:
@@ -85,7 +85,7 @@ def number(text, name):
     """The first number in the line that begins with a name."""
     line = next((line for line in text.splitlines() if line.strip().startswith(name)), None)
     if line is None:
-        sys.exit(f"bench-run: there is no '{name}' in: {text}")
+        sys.exit(f"bench-run: cannot find '{name}' in the output: {text}")
     return float(re.search(r"[\d.]+", line.split(name, 1)[1])[0])
 
 
@@ -111,7 +111,7 @@ def by_kxdpgun(running, args, rate, seconds):
     queue (--device)."""
     server = running.server
     command = ["kxdpgun", "-t", str(max(1, round(seconds))), "-Q", str(int(rate)), "-i", server.questions()]
-    # It takes answers from as many queues as it has threads, and these stay on CPUs of its choice
+    # It takes replies from as many queues as it has threads, and these stay on CPUs of its choice
     # unless it is told.
     command += ["-F", args.sender_cpus.split(",")[0] + "s0", "-p", str(server.port), "-I", args.device]
     # It ends without a word when the device is not free of its last run yet.
@@ -131,4 +131,4 @@ LOADS = {"send": by_send, "dnsperf": by_dnsperf, "kxdpgun": by_kxdpgun}
 
 def of(server, args):
     """The load for a server."""
-    return LOADS[args.load] if server.answers else by_numbers
+    return LOADS[args.load] if server.replies else by_numbers

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Circles of modules: module-cycles.py [--edges | --self-test] [CRATE...]
+"""Finds cycles of modules: module-cycles.py [--edges | --self-test] [CRATE...]
 
-The modules of one folder are looked at together: an arrow goes from one to another if its code, or
-that of a module inside it, names the other, or an item of the other, under whatever name and by
-whichever re-export. A module may use the folder's own file and be used by it: only arrows between
-siblings count. Tests do not.
+The modules of each folder form a graph. It has an edge from one to another if the code of the first,
+or of a module inside it, names the second or an item of it, also under another name or through a
+re-export. A module and its folder's own file may use each other: only edges between siblings count.
+Tests are ignored.
 """
 
 import collections
@@ -174,8 +174,8 @@ def cycles(graph):
     return done
 
 
-def circles_of(source):
-    """Folder, circle and the arrows within it, for each circle."""
+def cycles_of(source):
+    """Folder, cycle and the edges within it, for each cycle."""
     uses = Crate(source).uses()
     if not uses:
         sys.exit(f"{source} has no modules")
@@ -191,17 +191,17 @@ def circles_of(source):
             graph[module] |= set(others)
             for other in others:
                 graph.setdefault(other, set())
-        for circle in cycles(graph):
-            yield folder, circle, edges
+        for cycle in cycles(graph):
+            yield folder, cycle, edges
 
 
 def check(crate, show_edges):
     failed = False
-    for folder, circle, edges in circles_of(ROOT / "crates" / crate / "src"):
+    for folder, cycle, edges in cycles_of(ROOT / "crates" / crate / "src"):
         failed = True
-        print(f"{crate}: {'::'.join(('crate', *folder))}: a circle of {len(circle)}: {' '.join(circle)}")
-        for module in circle if show_edges else ():
-            for other in sorted(set(edges[module]) & set(circle)):
+        print(f"{crate}: {'::'.join(('crate', *folder))}: a cycle of {len(cycle)}: {' '.join(cycle)}")
+        for module in cycle if show_edges else ():
+            for other in sorted(set(edges[module]) & set(cycle)):
                 names = sorted({"::".join(a) + " uses " + "::".join(b) for a, b in edges[module][other]})
                 print(f"    {module} -> {other}: {'; '.join(names)}")
     return failed
@@ -210,8 +210,8 @@ def check(crate, show_edges):
 # In each crate, b uses a. The other way is hidden, or there is none.
 B = "use crate::a::Item;\npub struct Thing(Item);\n"
 SELF_TEST = {
-    "a plain circle": (True, "mod a;\nmod b;\n", "use crate::b::Thing;\npub struct Item;\n"),
-    "no circle": (False, "mod a;\nmod b;\npub use b::Thing;\n", "pub struct Item;\n"),
+    "a plain cycle": (True, "mod a;\nmod b;\n", "use crate::b::Thing;\npub struct Item;\n"),
+    "no cycle": (False, "mod a;\nmod b;\npub use b::Thing;\n", "pub struct Item;\n"),
     "a re-export": (True, "mod a;\nmod b;\npub use b::Thing;\n", "use super::Thing;\npub struct Item;\n"),
     "a group, renamed": (
         True,
@@ -243,15 +243,15 @@ SELF_TEST = {
 
 def self_test():
     failed = False
-    for name, (has_circle, lib, a) in SELF_TEST.items():
+    for name, (has_cycle, lib, a) in SELF_TEST.items():
         with tempfile.TemporaryDirectory() as folder:
             source = pathlib.Path(folder)
             for file, text in (("lib.rs", lib), ("a.rs", a), ("b.rs", B)):
                 (source / file).write_text(text)
-            found = [circle for _, circle, _ in circles_of(source)]
-            if found != ([["a", "b"]] if has_circle else []):
+            found = [cycle for _, cycle, _ in cycles_of(source)]
+            if found != ([["a", "b"]] if has_cycle else []):
                 failed = True
-                print(f"module-cycles.py --self-test: {name}: found {found or 'no circle'}")
+                print(f"module-cycles.py --self-test: {name}: found {found or 'no cycle'}")
     return failed
 
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""A server that runs, alone or under `manylane run`, for bench-run.py: what it costs while it is
-under load."""
+"""Runs a server for bench-run.py, alone or under `manylane run`, and measures its cost."""
 
 import json
 import os
@@ -16,7 +15,7 @@ from servers import SERVERS
 
 
 def free_port():
-    """One that is free here, and to all probability there."""
+    """A port that is free here, and very likely in the server's namespace."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
@@ -97,7 +96,7 @@ class Running:
             raise
 
     def await_server(self):
-        if self.server.answers:
+        if self.server.replies:
             self.server.prepare(self.ask)
             self.answer = self.ask(self.server.request)
             return

@@ -3,9 +3,8 @@
 #
 # Tests under sanitizers: sanitize.sh [address] [thread]
 #
-# The unit tests and the loopback tier of the library, and the preload library with
-# the programs in C of its own tests. A sanitizer that this machine lacks is left
-# out, with the reason.
+# Runs the unit tests and the loopback tier of the library, and the C programs of the preload
+# library's tests. A sanitizer that this machine lacks is skipped, with the reason.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -97,7 +96,7 @@ for sanitizer in "${sanitizers[@]}"; do
   case $sanitizer in
   address) runtime=asan ;;
   thread) runtime=tsan ;;
-  *) die "sanitize.sh: unknown sanitizer '$sanitizer': say address or thread" ;;
+  *) die "sanitize.sh: unknown sanitizer '$sanitizer': expected address or thread" ;;
   esac
   runtime=$(rustc --print target-libdir --target "$target" 2>/dev/null || true)/librustc-nightly_rt.$runtime.a
   why=$(lacking "$sanitizer" "$runtime")

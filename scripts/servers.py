@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""The servers that bench-run.py measures: how each is started, what it is asked, and what it is to
-answer.
+"""The servers that bench-run.py measures, with their commands, requests and expected replies.
 
 Configurations and programs are those of the tests (crates/manylane-cli/tests/servers)."""
 
@@ -18,11 +17,11 @@ PLACES = ["/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin", "/usr/loca
 
 
 def find(program, package):
-    """The file of a program; the end, with what to install, if there is none."""
-    # The system's own first: a wrapper of somebody's has another life than its package's program.
+    """Returns the path of a program, or exits and names the package to install."""
+    # The package's own program first, because a wrapper may not end with it.
     files = [os.path.join(place, program) for place in PLACES]
     file = next((file for file in files if os.path.isfile(file)), None)
-    return file or sys.exit(f"bench-run: there is no {program}: apt-get install {package}")
+    return file or sys.exit(f"bench-run: {program} is missing: apt-get install {package}")
 
 
 def filled(name, folder, **words):
@@ -44,7 +43,7 @@ class Server:
     # Where the search for its no-loss rate begins, in requests per second.
     lowest = 10_000
     # Whether it answers. One that does not has a file `out`, with a line for each message.
-    answers = True
+    replies = True
     # Whether threads come and go: then nobody knows afterwards how often they have waited.
     keeps_threads = True
     request = b"request 7"
@@ -83,7 +82,7 @@ class Rsyslog(Server):
     """Each thread of imudp waits on an epoll instance of its own. It answers nothing: its file is
     looked at."""
 
-    program, package, answers = "rsyslogd", "rsyslog", False
+    program, package, replies = "rsyslogd", "rsyslog", False
 
     def command(self):
         self.out = os.path.join(self.folder, "out")

@@ -1,19 +1,18 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Makes sure that the tools of a build are there: setup.sh [fuzz] [ci] [vm]
+# Installs the tools that a build needs: setup.sh [fuzz] [ci] [vm]
 #
-# Only packages of Debian or Ubuntu are installed, only those that are missing,
-# and only by root or with a sudo that asks for no password. Nothing is said
-# and nothing is run when nothing is missing.
+# It only installs missing packages of Debian or Ubuntu, as root or with a sudo that asks for no
+# password. If no package is missing, it prints nothing and runs nothing.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
 
-missing=()  # packages without which the build fails
-optional=() # packages without which something is left out
+missing=()  # the build fails without these packages
+optional=() # features are skipped without these packages
 
-need() { # PACKAGE TEST...: TEST fails when PACKAGE is not there
+need() { # PACKAGE TEST...: TEST fails if PACKAGE is missing
   local package=$1
   shift
   "$@" >/dev/null 2>&1 || missing+=("$package")
@@ -62,7 +61,7 @@ for extra in "$@"; do
     need iproute2 command -v ip
     need ethtool command -v ethtool
     ;;
-  *) die "setup.sh: unknown argument '$extra': say fuzz, ci, vm, or nothing" ;;
+  *) die "setup.sh: unknown argument '$extra': expected fuzz, ci or vm" ;;
   esac
 done
 
@@ -94,23 +93,23 @@ if [ ${#all[@]} -gt 0 ]; then
     missing=()
     optional=()
   else
-    say "to install what is missing: sudo apt-get install ${all[*]}"
+    say "missing packages: sudo apt-get install ${all[*]}"
   fi
 fi
 if [ ${#missing[@]} -gt 0 ]; then
-  die "cannot go on without: ${missing[*]}"
+  die "cannot build without these packages: ${missing[*]}"
 fi
 for package in "${optional[@]}"; do
   case $package in
-  iproute2) say "going on without iproute2: no testbed of namespaces, loopback only" ;;
+  iproute2) say "without iproute2 there is no testbed of network namespaces: using loopback only" ;;
   esac
 done
 
 # The Rust toolchain is the one thing that is not ours to install.
 wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$root/Cargo.toml")
 command -v cargo >/dev/null ||
-  die "there is no cargo: install Rust $wanted or later, from https://rustup.rs or your distribution"
+  die "cargo is missing: install Rust $wanted or later, from https://rustup.rs or your distribution"
 found=$(cd "$root" && rustc --version | cut -d ' ' -f 2)
 oldest=$(printf '%s\n' "$wanted" "${found%%-*}" | sort -V | head -n 1)
 [ "$oldest" = "$wanted" ] ||
-  die "rustc is $found, the code needs $wanted or later: run 'rustup update'"
+  die "rustc $found is too old: the code needs $wanted or later (rustup update)"

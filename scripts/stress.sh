@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Random calls on UDP sockets under 'manylane run', against a model: stress.sh SECONDS [SEED]
+# Compares random calls on UDP sockets under 'manylane run' with a model: stress.sh SECONDS [SEED]
 #
-# MANYLANE is the program. With MANYLANE_TEST_PREFETCH=1 it prefetches also while all lanes are
-# active, if it was built with debug assertions. A run that fails says its seed; another run with
-# that seed makes the same choices, though not in the same order of threads.
+# MANYLANE is the program. With MANYLANE_TEST_PREFETCH=1 it also prefetches while all lanes are
+# active, if it was built with debug assertions. A run that fails prints its seed. Another run with
+# this seed makes the same choices, but its threads may run in another order.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"

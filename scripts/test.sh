@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# All tests that this user may run; arguments go to cargo test.
+# Runs all tests that this user can run. Arguments go to cargo test.
 #
-# A test that cannot run here says why, in a line that it adds to the file
-# named by MANYLANE_SKIPS; the lines are shown at the end with their count.
+# A test that cannot run adds a line with the reason to the file of MANYLANE_SKIPS. The lines are
+# printed at the end, with their number.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -16,18 +16,18 @@ log=$root/target/test.log
 : >"$MANYLANE_SKIPS"
 
 if ! is_root; then
-  say "not root: the netns tier is left out (network namespaces, veth pairs, eBPF);"
+  say "not root: skipping the netns tier (network namespaces, veth pairs, eBPF);"
   say "for all tiers run 'make test' as root"
 fi
 
-# Files that the tests may leave by mistake.
+# Files that tests leave behind by mistake.
 temporary_files() {
   { find "${TMPDIR:-/tmp}" /dev/shm -maxdepth 1 -name 'manylane-*' 2>/dev/null || true; } | sort
 }
 before=$(temporary_files)
 
-# Half an hour is far more than it takes: a test that hangs in CI ends here, not
-# never. At a terminal Ctrl-C does the same, and only without a timeout between.
+# Half an hour is far more than the tests take: it ends a test that hangs in CI. At a terminal
+# Ctrl-C does the same, but only without timeout.
 limit=${TEST_TIMEOUT:-1800}
 bound=()
 [ -t 1 ] || bound=(timeout --kill-after=10 "$limit")
@@ -40,7 +40,7 @@ fi
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
 status=0
 "${with_script[@]}" "${bound[@]}" cargo test --workspace --no-fail-fast "$@" 2>&1 | tee "$log" || status=$?
-[ "$status" -ne 124 ] || say "the tests did not end within $limit seconds"
+[ "$status" -ne 124 ] || say "timeout: the tests did not end within $limit seconds"
 
 left=$(comm -13 <(printf '%s\n' "$before") <(temporary_files))
 if [ -n "$left" ]; then
@@ -51,7 +51,7 @@ fi
 
 skips=$(grep -c . "$MANYLANE_SKIPS" || true)
 echo
-echo "skipped here: $skips"
+echo "skipped: $skips"
 sort -u "$MANYLANE_SKIPS" | sed 's/^/  /'
 
 echo "total: $(total "$log" "$skips")" | tee "$root/target/test-total.txt"

@@ -1,12 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Prints the toolchain to put into RUSTUP_TOOLCHAIN, or nothing when
-# rust-toolchain.toml already does.
+# Prints the value for RUSTUP_TOOLCHAIN, or nothing if rust-toolchain.toml suffices.
 #
-# rustup takes the version that rust-toolchain.toml names for missing when it is
-# installed under the name of "stable" only, and then wants to download it.
-# Without a network that fails, for a compiler that is there.
+# If the version of rust-toolchain.toml is installed only as "stable", rustup considers it missing
+# and tries to download it, which fails without a network.
 set -euo pipefail
 
 [ -z "${RUSTUP_TOOLCHAIN:-}" ] && command -v rustup >/dev/null || exit 0

@@ -134,7 +134,7 @@ pub const RX_HINT_V6: u8 = 62;
 pub const RX_HINT_HEADERS_MASK: u8 = 62;
 /// See [`RX_HINT`].
 pub const RX_HINT_PARTIAL: u8 = 64;
-/// Bytes of a note (`struct ml_rx_hint`).
+/// Bytes of a hint (`struct ml_rx_hint`).
 pub const RX_HINT_LEN: usize = 4;
 /// The longest UDP datagram, with its header, of which something is said.
 pub const RX_HINT_UDP_MAX: u16 = 72;

@@ -21,7 +21,7 @@ pub static XDP: &[u8] = object!("xdp");
 pub static REDIRECT: &[u8] = object!("redirect");
 /// Of benchmarks: sends frames.
 pub static GENERATOR: &[u8] = object!("generator");
-/// Of benchmarks: counts answers.
-pub static ANSWERS: &[u8] = object!("answers");
+/// Of benchmarks: counts replies.
+pub static REPLIES: &[u8] = object!("replies");
 /// Of benchmarks: counts what contends for locks of the kernel.
 pub static LOCKS: &[u8] = object!("locks");

@@ -5,7 +5,7 @@
 
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../crates/manylane-wire/tests/agree/mod.rs"]
+#[path = "../../crates/manylane-wire/tests/unit/agree.rs"]
 mod agree;
 
 fuzz_target!(|bytes: &[u8]| agree::check(bytes));

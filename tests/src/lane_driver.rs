@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
 use manylane::{Datagram, Ecn, Handle, Lane, LaneId, Outbox, Received, Socket};
-use manylane_sys::measure::Epoll;
+use manylane_sys::epoll::Epoll;
 
 use crate::{TEST_TIMEOUT, record_counters};
 

@@ -28,11 +28,11 @@ impl<T: Send + 'static> SlowServer<T> {
         let mut released = Some(released);
         let serving = Serving::start_with(socket, move |info| {
             let (enter, tell) = (enter.clone(), tell.clone());
-            let mut gate = if info.id == slow { released.take() } else { None };
+            let mut released = if info.id == slow { released.take() } else { None };
             move |batch: Batch<'_>, _: &mut Outbox<'_>| {
-                if let Some(gate) = gate.take() {
+                if let Some(released) = released.take() {
                     enter.send(()).unwrap();
-                    let _ = gate.recv_timeout(TEST_TIMEOUT);
+                    let _ = released.recv_timeout(TEST_TIMEOUT);
                 }
                 batch.for_each(|datagram| tell.send((info.id, read_payload(datagram.payload()))).unwrap());
             }

@@ -20,7 +20,7 @@ fn loopback_serve_loop_allocates_nothing() {
     assert_eq!(allocations() - before, 1, "the counter counts");
 
     let test = "loopback_serve_loop_allocates_nothing";
-    let mut answers = [0; 2048];
+    let mut replies = [0; 2048];
     for by in backends(test, &[Ebpf, ClassicBpf, Kernel]) {
         for (gro, batch) in [(true, 64), (false, 64), (false, 3)] {
             // With coalescing, there is a delay after every sixteenth batch at the latest.
@@ -29,9 +29,9 @@ fn loopback_serve_loop_allocates_nothing() {
                 builder.lanes(3).steering_backend(by).gro(gro).batch(batch).rx_coalesce(rx_usecs);
                 let serving = Serving::start(builder.open().unwrap(), reply_all_ways);
                 let clients: Vec<Client> = (0..CLIENTS).map(|_| Client::to(serving.addr)).collect();
-                exchange(&clients, WARMUP, &mut answers);
+                exchange(&clients, WARMUP, &mut replies);
                 let before = allocations();
-                exchange(&clients, COUNTED, &mut answers);
+                exchange(&clients, COUNTED, &mut replies);
                 let allocated = allocations() - before;
                 assert_eq!(allocated, 0, "{by}, GRO {gro}, batch {batch}, rx_usecs {rx_usecs:?}");
                 let total = serving.stop().unwrap().total();

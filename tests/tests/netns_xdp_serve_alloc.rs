@@ -14,17 +14,17 @@ use serve_alloc_support::{CLIENTS, COUNTED, WARMUP, allocations, exchange, reply
 const ATTEMPTS_MAX: usize = 3;
 
 fn check(variant: &Variant) {
-    let mut answers = [0; 2048];
+    let mut replies = [0; 2048];
     for batch in [64, 3] {
         let serving =
             Serving::start(variant.builder("127.0.0.1:0").batch(batch).open().unwrap(), reply_all_ways);
         let clients: Vec<Client> = (0..CLIENTS).map(|_| Client::to(serving.addr)).collect();
-        exchange(&clients, WARMUP, &mut answers);
+        exchange(&clients, WARMUP, &mut replies);
         // An address of the testbed that is ready only now is an event, which may allocate.
         let counts: Vec<usize> = (0..ATTEMPTS_MAX)
             .map(|_| {
                 let before = allocations();
-                exchange(&clients, COUNTED, &mut answers);
+                exchange(&clients, COUNTED, &mut replies);
                 allocations() - before
             })
             .take_while(|count| *count != 0)

@@ -239,7 +239,7 @@ vlan() {
   ip -n far link set p0.5 up
   ip address add 10.3.0.1/24 dev p0.5
   ip -n far address add 10.3.0.2/24 dev p0.5
-  refused "p0.5: its driver takes no XDP program" 10.3.0.1:7 --engine xdp
+  refused "p0.5: its driver accepts no XDP program" 10.3.0.1:7 --engine xdp
   # The tag in the frame: the VLAN's device gets it, or who names the VLAN.
   ip netns exec far ethtool -K p0 txvlan off >/dev/null
   serve 10.3.0.1:7 --engine xdp --interface p0
@@ -287,16 +287,16 @@ tags_taken_off() {
   ip address add 10.4.0.1/24 dev eth2
   ip link set eth2 up
   is rxvlan "$(ethtool -k eth2 | sed -n 's/^rx-vlan-offload: //p')" on
-  refused "its driver takes VLAN tags off" 10.4.0.1:7 --engine xdp --xdp-generic --interface eth2 --xdp-vlan 5
+  refused "its driver strips VLAN tags" 10.4.0.1:7 --engine xdp --xdp-generic --interface eth2 --xdp-vlan 5
   serve 10.4.0.1:7 --engine xdp --xdp-generic --interface eth2
   stop
-  grep -q "its driver takes VLAN tags off" /tmp/echo.err
+  grep -q "its driver strips VLAN tags" /tmp/echo.err
   ethtool -K eth2 rxvlan off
   serve 10.4.0.1:7 --engine xdp --xdp-generic --interface eth2 --xdp-vlan 5
   is "lines on standard error" "$(grep -c "VLAN tags off" /tmp/echo.err)" 0
   # Seen within four seconds, and said once.
   ethtool -K eth2 rxvlan on
-  soon grep -q "its driver takes VLAN tags off" /tmp/echo.err
+  soon grep -q "its driver strips VLAN tags" /tmp/echo.err
   sleep 5
   stop
   is "lines on standard error" "$(grep -c "VLAN tags off" /tmp/echo.err)" 1
@@ -338,7 +338,7 @@ virtio_run() { # RP_FILTER: that of eth0 once the server runs
   rm -f /tmp/*.json
   manylane run --engine xdp --json /tmp/run.json -- server 7 block 2 10.77.0.2 0 >/tmp/run.err 2>&1 3>&- &
   server=$!
-  (soon is_bound 0007) || lacks "this kernel does not have it"
+  (soon is_bound 0007) || lacks "this kernel does not support it"
   is "unfinished by the host" "$(host unfinished tap0)" off
   echo "$1" >/proc/sys/net/ipv4/conf/eth0/rp_filter
   # Seen within four seconds, and of use: eth1 has an address, too.
@@ -350,7 +350,7 @@ virtio_run() { # RP_FILTER: that of eth0 once the server runs
   if [ "$1" -eq 1 ]; then
     is "received by XDP" "$(summed received_by_xdp)" 0
   else
-    [ "$(summed received_by_xdp)" -gt 0 ] || lacks "making the rings: Device or resource busy"
+    [ "$(summed received_by_xdp)" -gt 0 ] || lacks "creating the rings: Device or resource busy"
   fi
 }
 lacks() { # TEXT: the error of a kernel that cannot lease queues

@@ -9,7 +9,7 @@ use manylane_sys::cpu;
 /// pinning must not outlive the work.
 ///
 /// # Errors
-/// When the thread cannot be pinned, and those of `work`.
+/// Fails if the thread cannot be pinned, and those of `work`.
 pub fn run_pinned<T: Send>(cpu: Option<usize>, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     thread::scope(|scope| {
         let worker = scope.spawn(|| {

@@ -150,7 +150,7 @@ impl Setup {
         // Without IPv6 the kernels send no packets of their own, which the devices would count in
         // addition to the traffic.
         let testbed = Testbed::new(&Layout { queues, links, ipv6: false, ..Layout::default() })
-            .context("cannot make a testbed")?;
+            .context("cannot create a testbed")?;
         Ok(Self::with_environment(
             Environment::Testbed(Box::new(TestbedState { testbed, queues, sender: None })),
             receiver_cpus,
@@ -258,16 +258,16 @@ impl Setup {
     /// # Errors
     /// If eBPF cannot be loaded.
     pub fn reply_counter(&mut self) -> Result<ReplyCounter> {
-        if let Some(answers) = &self.reply_counter {
-            return Ok(answers.clone());
+        if let Some(replies) = &self.reply_counter {
+            return Ok(replies.clone());
         }
-        let answers = match &self.environment {
+        let replies = match &self.environment {
             Environment::Loopback(local) => ReplyCounter::from_flows(Arc::clone(&local.flows)),
             Environment::Testbed(hosts) => {
                 ReplyCounter::attach(hosts.testbed.host(0), &hosts.links(), RECEIVER_PORT, self.count_hook)?
             }
         };
-        Ok(self.reply_counter.insert(answers).clone())
+        Ok(self.reply_counter.insert(replies).clone())
     }
 
     /// Starts a receiver where the traffic arrives.

@@ -199,7 +199,7 @@ pub(crate) fn safe_rate(
         let receiver = options.receiver_options(setup, kind, threads, size);
         let found = no_loss_rate(limits, |pps| {
             check_stop(director.stop())?;
-            director.progress(0.0, &format!("looking for the no-loss rate: {:.0} k/s?", pps / 1e3));
+            director.progress(0.0, &format!("searching for the no-loss rate: {:.0} k/s", pps / 1e3));
             let load = Load { pps: Some(pps), duration: TRIAL_TIME, size, flows: options.flows, gso: false };
             let sample = measure(setup, kind, &receiver, &load, 0)?;
             Ok(Trial { offered_pps: sample.offered_pps, loss: sample.loss })
@@ -208,7 +208,7 @@ pub(crate) fn safe_rate(
     }
     ensure!(
         lowest.is_finite() && lowest > 0.0,
-        "datagrams are lost even at the lowest rate that was tried: is the machine busy? (--rate sets one)"
+        "datagrams are lost at every rate: wait until the machine is idle, or set --rate"
     );
     Ok(lowest * NO_LOSS_FRACTION)
 }
@@ -216,6 +216,6 @@ pub(crate) fn safe_rate(
 /// A note about a machine with too few CPUs, if it is one.
 pub(crate) fn oversubscribed_note(setup: &Setup) -> Option<String> {
     setup.sender_cpu().is_none().then(|| {
-        "one CPU: sender and receivers share it, so rates are far below what a receiver can do".into()
+        "one CPU: sender and receivers share it, so that rates are far below those of a receiver alone".into()
     })
 }

@@ -25,7 +25,7 @@ const WARM_UP_IDLE_TIMEOUT: Duration = Duration::from_millis(250);
 /// Ends a benchmark early, on request.
 pub fn check_stop(stop: &AtomicBool) -> Result<()> {
     if stop.load(Ordering::Relaxed) {
-        bail!("interrupted before the end: no result");
+        bail!("interrupted: no result");
     }
     Ok(())
 }
@@ -51,8 +51,8 @@ impl MeasuredReceiver<'_> {
     }
 }
 
-fn receiver_counts(answers: Option<&ReplyCounter>, receiver: Snapshot) -> Result<ReceiverCounts> {
-    Ok(ReceiverCounts { completed: answers.map_or(Ok(receiver.delivered), ReplyCounter::count)?, receiver })
+fn receiver_counts(replies: Option<&ReplyCounter>, receiver: Snapshot) -> Result<ReceiverCounts> {
+    Ok(ReceiverCounts { completed: replies.map_or(Ok(receiver.delivered), ReplyCounter::count)?, receiver })
 }
 
 /// Starts a receiver, warms it up, and measures it under `load`.
@@ -66,12 +66,12 @@ pub fn measure(
     load: &Load,
     round: usize,
 ) -> Result<Sample> {
-    let answers = match options.work {
+    let replies = match options.work {
         Work::Count => None,
         Work::Echo => Some(setup.reply_counter()?),
     };
     let running = setup.start(kind, options)?;
-    let watched = MeasuredReceiver { running: running.as_ref(), reply_counter: answers.as_ref() };
+    let watched = MeasuredReceiver { running: running.as_ref(), reply_counter: replies.as_ref() };
     // Page faults, sleeping CPUs and neighbour tables are not measured.
     let warm_up = Load { duration: (load.duration / 5).min(Duration::from_millis(100)), ..*load };
     let cold = watched.counts()?;
@@ -92,7 +92,7 @@ pub fn measure(
     // Closing is not measured: a queue has megabytes of frames, which its thread frees.
     let rx_cpu = running.snapshot().rx_cpu;
     let receiver = Snapshot { rx_cpu, ..running.stop()? };
-    let after = receiver_counts(answers.as_ref(), receiver)?;
+    let after = receiver_counts(replies.as_ref(), receiver)?;
     // Idle time counts in ticks. Busy time between the two readings belongs to the datagrams
     // delivered between them.
     let completed = at_end.completed - before.completed;

@@ -49,7 +49,7 @@ pub struct SearchResult {
 
 /// A sender that reaches less than this share of the requested rate is at its own limit.
 const SENDER_FRACTION_MIN: f64 = 0.95;
-/// How far the rate grows at each step while nothing is lost.
+/// Factor by which the rate grows at each step without loss.
 const GROWTH_FACTOR: f64 = 1.6;
 /// Rates below this say nothing about a receiver: the machine is busy with something else.
 const RATE_MIN_PPS: f64 = 1000.0;

@@ -2,12 +2,12 @@
 
 use serde::Serialize;
 
-/// How a benchmark was run: enough to run it again.
+/// Settings of a benchmark, sufficient to repeat it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct BenchSettings {
     /// The command line.
     pub command: String,
-    /// When it started, in seconds since 1970.
+    /// Start time, in seconds since 1970.
     pub started_unix: u64,
     /// `loopback` or `testbed`.
     pub setup: String,

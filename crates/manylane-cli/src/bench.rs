@@ -190,7 +190,9 @@ fn flap(args: &FlapArgs, director: &mut Bar) -> Result<()> {
 
 fn rtt(args: &RttArgs, director: &mut Bar) -> Result<()> {
     if let Some(size) = args.common.size.iter().find(|size| **size < SEQ_LEN) {
-        bail!(UsageError(format!("--size {size}: a request carries its number, in {SEQ_LEN} bytes")));
+        bail!(UsageError(format!(
+            "--size {size} is too small: a request carries its number, in {SEQ_LEN} bytes"
+        )));
     }
     let duration = args.duration.unwrap_or(if args.quick { QUICK_RTT_DURATION } else { RTT_SAMPLE_DURATION });
     let place = Place::select(&args.place, ONE_LINK, args.place.testbed)?;

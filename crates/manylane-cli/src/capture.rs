@@ -18,8 +18,6 @@ use crate::signals;
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Number of frames after which signals and limits are checked.
 const POLL_BUDGET: u64 = 4096;
-/// Maximum number of frames that are written after the end.
-const DRAIN_FRAMES_MAX: u64 = 1 << 24;
 
 const WRITE_ERROR: &str = "cannot write the capture";
 /// Of each interface.
@@ -30,7 +28,7 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<()> {
     let stop = signals::stop_flag()?;
     let to_terminal = args.write.is_none() && io::stdout().is_terminal();
     if to_terminal {
-        return Err(UsageError("frames do not go to a terminal: name a file (-w FILE), or pipe them on, as in 'manylane capture | tcpdump -n -r -'".into()).into());
+        return Err(UsageError("standard output is a terminal: name a file (-w FILE), or use a pipe, as in 'manylane capture | tcpdump -n -r -'".into()).into());
     }
     let points = find(args.target.as_ref())?;
     let about = describe(&points);
@@ -40,7 +38,7 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<()> {
     let mut recorder = Recorder::new(capture, out, args.snaplen)?;
     let outcome = recorder.record(&stop, args);
     if recorder.capture.is_finished() {
-        output::eprint_line("the process has ended its side");
+        output::eprint_line("the process has closed its socket or the connection");
     }
     // Complete the file, whatever ended the capture.
     let finished = recorder.finish();
@@ -60,7 +58,7 @@ fn find(target: Option<&CaptureTarget>) -> Result<Vec<Target>> {
     let first = points.first().map(Target::pid);
     if points.iter().any(|point| Some(point.pid()) != first) {
         let mut text =
-            String::from("several processes can be captured: name one, or the address of a socket");
+            String::from("several processes can be captured: give a PID, or the address of a socket");
         for point in &points {
             // Writing to a string does not fail.
             _ = write!(text, "\n  {}", describe(std::slice::from_ref(point)));
@@ -72,13 +70,11 @@ fn find(target: Option<&CaptureTarget>) -> Result<Vec<Target>> {
     }
     let what = match target {
         Some(CaptureTarget::Pid(pid)) => format!("process {pid} has no socket that can be captured"),
-        Some(CaptureTarget::Address(address)) => format!("no socket at {address} can be captured here"),
-        None => "no process here has a socket that can be captured".into(),
+        Some(CaptureTarget::Address(address)) => format!("no socket at {address} can be captured"),
+        None => "no process has a socket that can be captured".into(),
     };
     match refused.as_slice() {
-        [] => Err(anyhow!(
-            "{what}: it takes a socket of the engine xdp, in the network namespace that this is run in"
-        )),
+        [] => Err(anyhow!("{what}: a capture needs a socket with engine xdp in this network namespace")),
         all => {
             let all: Vec<String> = all.iter().map(|(pid, why)| format!("process {pid}: {why}")).collect();
             Err(anyhow!("{what}: {}", all.join("; ")))
@@ -94,7 +90,7 @@ fn describe(points: &[Target]) -> String {
         let lanes = point.lanes().len();
         _ = write!(text, ", {}: {lanes} lanes, devices {}", point.address(), devices.join(" "));
         if let Some(pid) = point.captured_by() {
-            _ = write!(text, " (process {pid} captures it)");
+            _ = write!(text, " (captured by process {pid})");
         }
     }
     text
@@ -144,12 +140,15 @@ impl Recorder {
         let mut left = args.count.unwrap_or(u64::MAX);
         let until = args.duration.and_then(|duration| Instant::now().checked_add(duration));
         loop {
-            // Check first, and then write all frames from before the check.
+            // Check first, and then write all frames from before the check. A process that goes on
+            // writing cannot prolong that.
             let is_last = stop.load(Ordering::Relaxed)
                 || until.is_some_and(|until| Instant::now() >= until)
                 || self.capture.is_finished();
-            let took =
-                self.write_frames(left.min(if is_last { DRAIN_FRAMES_MAX } else { POLL_BUDGET }), is_last)?;
+            if is_last {
+                self.capture.stop();
+            }
+            let took = self.write_frames(left.min(if is_last { u64::MAX } else { POLL_BUDGET }))?;
             left -= took;
             if left == 0 || is_last {
                 return Ok(());
@@ -162,16 +161,11 @@ impl Recorder {
         }
     }
 
-    /// Writes the frames that are in the rings, at most `most`, and returns their number. The last
-    /// call writes those that were there when it began.
-    fn write_frames(&mut self, most: u64, is_last: bool) -> Result<u64> {
-        let began = now();
+    /// Writes the frames that are in the rings, at most `most`, and returns their number.
+    fn write_frames(&mut self, most: u64) -> Result<u64> {
         let mut took = 0;
         while took < most {
             let Some(frame) = self.capture.next_frame() else { break };
-            if is_last && frame.time > began {
-                break;
-            }
             if frame.device == self.written.len() {
                 self.writer.write_interface(frame.device_name, INTERFACE_DESCRIPTION).context(WRITE_ERROR)?;
                 self.written.push((0, 0));
@@ -212,7 +206,7 @@ impl Recorder {
         ));
         if missed > 0 {
             output::eprint_line(&format!(
-                "{missed} frames not captured for want of room: raise --buffer, or lower --snaplen"
+                "{missed} frames not captured because the buffer was full: raise --buffer, or lower --snaplen"
             ));
         }
         for ((at, (received, sent)), dropped) in (0..).zip(&self.written).zip(&dropped) {

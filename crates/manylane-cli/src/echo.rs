@@ -31,7 +31,7 @@ pub(crate) fn run(args: &EchoArgs) -> Result<()> {
     // Before the socket is opened, so that no signal in between is missed.
     let stop = signals::stop_flag()?;
     // Also before: engine xdp takes frames from devices as soon as the socket is open.
-    let metrics_port = args.metrics.map(MetricsPort::bind).transpose()?;
+    let metrics_port = args.common.metrics.map(MetricsPort::bind).transpose()?;
     let socket = open(args)?;
     let settings = Settings::new(args, &socket);
     output::eprint_line(&format!("listening on {}", settings.addr));
@@ -47,8 +47,8 @@ pub(crate) fn run(args: &EchoArgs) -> Result<()> {
         metrics::keep(port.serve(page)?);
     }
     // Without it only `top` and `limit` do not work.
-    let _control =
-        ControlSocket::open(&socket.handle()).map_err(|err| log::warn!("not shown by 'manylane top': {err}"));
+    let _control = ControlSocket::open(&socket.handle())
+        .map_err(|err| log::warn!("'manylane top' and 'limit' cannot reach this process: {err}"));
     let handle = socket.handle();
     let served = AtomicBool::new(false);
     let start = Instant::now();
@@ -74,7 +74,7 @@ fn open(args: &EchoArgs) -> Result<Socket> {
     let mut builder = Builder::new(args.addr.as_str())?;
     builder
         .engine(args.engine)
-        .steering(args.steering)
+        .steering(args.common.steering.unwrap_or_default())
         .steering_backend(args.steering_backend)
         .placement(args.placement.clone())
         .batch(args.batch)
@@ -85,13 +85,13 @@ fn open(args: &EchoArgs) -> Result<Socket> {
         .reuse_port(args.reuse_port)
         .xdp_generic(args.xdp_generic)
         .wait(args.wait);
-    for limit in &args.filter.limit {
+    for limit in &args.common.filter.limit {
         builder.limit(*limit);
     }
-    for prefix in &args.filter.allow {
+    for prefix in &args.common.filter.allow {
         builder.allow(*prefix);
     }
-    for prefix in &args.filter.deny {
+    for prefix in &args.common.filter.deny {
         builder.deny(*prefix);
     }
     for vlan in &args.xdp_vlan {
@@ -147,7 +147,7 @@ fn undelivered(counters: &Counters) -> [(&'static str, u64); 8] {
         ("dropped at queues", total.xsk_dropped),
         ("wrong checksums", total.bad_checksum),
         ("malformed", total.malformed),
-        ("given up for newer", total.dropped_stale),
+        ("dropped as stale", total.dropped_stale),
         ("discarded", total.discarded),
     ]
 }
@@ -159,7 +159,7 @@ fn interval_line(before: &Counters, now: &Counters, elapsed: Duration) -> String
     let messages = (total.messages - was.messages).max(1);
     let batches = (total.batches - was.batches).max(1);
     let mut line = format!(
-        "{}/s in, {}/s out, {} lanes, {:.1} a call",
+        "{}/s in, {}/s out, {} lanes, {:.1} per call",
         rate(total.delivered, was.delivered),
         rate(total.sent, was.sent),
         now.lanes.len(),
@@ -167,7 +167,8 @@ fn interval_line(before: &Counters, now: &Counters, elapsed: Duration) -> String
     );
     let reasons = undelivered(now).into_iter().zip(undelivered(before));
     let reasons = reasons.map(|((name, now), (_, before))| (name, now.saturating_sub(before)));
-    let others = [("replies lost", total.lost() - was.lost()), ("cut off", total.truncated - was.truncated)];
+    let others =
+        [("replies lost", total.lost() - was.lost()), ("truncated", total.truncated - was.truncated)];
     for (name, lost) in reasons.chain(others) {
         if lost > 0 {
             let _ = write!(line, ", {lost} {name}");
@@ -187,10 +188,10 @@ fn text(counters: &Counters) -> String {
     for (name, lost) in undelivered(counters) {
         entry(&format!("  {name}"), lost);
     }
-    entry("replies asked for", total.offered);
+    entry("replies", total.offered);
     entry("  sent", total.sent);
     entry("  lost", total.lost());
-    entry("cut off", total.truncated);
+    entry("truncated", total.truncated);
     entry("batches", total.batches);
     entry("messages", total.messages);
     text
@@ -252,9 +253,9 @@ impl Settings {
             wait: waiting.policy.to_string(),
             wait_why: waiting.reason,
             recv_buffer: args.recv_buffer,
-            limits: args.filter.limit.iter().map(ToString::to_string).collect(),
-            allow: args.filter.allow.iter().map(ToString::to_string).collect(),
-            deny: args.filter.deny.iter().map(ToString::to_string).collect(),
+            limits: args.common.filter.limit.iter().map(ToString::to_string).collect(),
+            allow: args.common.filter.allow.iter().map(ToString::to_string).collect(),
+            deny: args.common.filter.deny.iter().map(ToString::to_string).collect(),
             seconds: 0.0,
         }
     }

@@ -87,7 +87,7 @@ pub(crate) fn library() -> Result<PathBuf> {
         Some(path) if Path::new(&path).is_file() => fs::canonicalize(&path)?,
         Some(path) => {
             bail!(
-                "{LIBRARY_OVERRIDE} names {}, which is no file: unset it, or set it to the path of {LIBRARY}",
+                "{LIBRARY_OVERRIDE} is {}, which is not a file: unset it, or set it to the path of {LIBRARY}",
                 Path::new(&path).display()
             )
         }
@@ -96,7 +96,7 @@ pub(crate) fn library() -> Result<PathBuf> {
     // The dynamic linker splits at both, and expands `$`.
     if found.as_os_str().as_bytes().iter().any(|byte| b" :$\t\n".contains(byte)) {
         bail!(
-            "the path of the library, {}, has a space, a colon or a $, which LD_PRELOAD cannot have: install it elsewhere, or name a link to it in {LIBRARY_OVERRIDE}",
+            "the path of the library, {}, contains a space, a colon or a $, which LD_PRELOAD does not allow: install it elsewhere, or set {LIBRARY_OVERRIDE} to a symbolic link to it",
             found.display()
         );
     }
@@ -117,7 +117,7 @@ fn find_library(exe: &Path) -> Result<PathBuf> {
     match found {
         Some(found) => Ok(fs::canonicalize(found)?),
         None => bail!(
-            "there is no {LIBRARY} at {}: 'make install' installs it there, 'cargo build -p manylane-preload' builds it, and {LIBRARY_OVERRIDE}=PATH names it elsewhere",
+            "cannot find {LIBRARY} at {}: run 'make install' or 'cargo build -p manylane-preload', or set {LIBRARY_OVERRIDE} to its path",
             folder.join(LIBRARY_DIRS[0]).display()
         ),
     }

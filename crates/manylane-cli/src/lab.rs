@@ -16,7 +16,7 @@ pub(crate) fn run(args: &LabArgs) -> Result<()> {
     let papers = match args.paper {
         LabPaper::List => return list(),
         LabPaper::Salesforce => {
-            bail!("lab salesforce is not yet available: it needs TCP lanes, which Manylane does not have yet")
+            bail!("lab salesforce is not yet available: it needs TCP lanes")
         }
         LabPaper::Rivera => vec![Paper::Rivera],
         LabPaper::Sarma => vec![Paper::Sarma],
@@ -26,7 +26,7 @@ pub(crate) fn run(args: &LabArgs) -> Result<()> {
     };
     let settings = LabSettings::new(output::command_line(), &papers, args.only.clone(), scale(args));
     let parts = settings.parts();
-    ensure!(!parts.is_empty(), "there is no such part: {}", args.only.as_deref().unwrap_or_default());
+    ensure!(!parts.is_empty(), "unknown part {}: see --list", args.only.as_deref().unwrap_or_default());
     if args.list {
         let names: Vec<String> = parts.into_iter().map(|(_, part)| part.id + "\n").collect();
         return output::print(&names.concat());
@@ -40,15 +40,15 @@ pub(crate) fn run(args: &LabArgs) -> Result<()> {
     if args.resume.is_some() {
         let again = match state.failed_parts() {
             0 => String::new(),
-            failed => format!(", {failed} failed and are tried again"),
+            failed => format!(", {failed} failed and run again"),
         };
-        output::eprint_line(&format!("{} parts are done already{again}", state.done_parts()));
+        output::eprint_line(&format!("{} parts are already done{again}", state.done_parts()));
     }
     let finished = run_parts(&mut state, args)?;
     let json = write(&args.out, &format!("lab-{name}.json"), &output::json(&finished)?)?;
     let page = write(&args.out, &format!("lab-{name}.html"), &report::html(&finished)?)?;
     output::eprint_line(&format!(
-        "report: {page} (raw samples: {json}); its parts took {:.0} s",
+        "report: {page} (raw samples: {json}); the parts took {:.0} s",
         state.seconds()
     ));
     if args.json { output::print_json(&finished) } else { output::print(&text(&finished)) }
@@ -77,10 +77,10 @@ fn run_parts(state: &mut State, args: &LabArgs) -> Result<LabDocument> {
         Err(_) if director.stop.load(Ordering::Relaxed) => {
             let all = state.settings().parts().len();
             bail!(
-                "stopped: {} of {all} parts are done and kept; the same command with --resume {} does the others{}",
+                "stopped: {} of {all} parts are done and saved; to continue, repeat the command with --resume {}{}",
                 state.done_parts(),
                 state.path().display(),
-                if args.json { " (nothing is printed before the end)" } else { "" }
+                if args.json { " (the result is printed at the end)" } else { "" }
             )
         }
         done => done,
@@ -95,7 +95,7 @@ fn text(run: &LabDocument) -> String {
     for &paper in &run.settings.papers {
         text += &format!("\n{paper}\n{}\n\n", paper.title());
         text += &table::format_tables(paper, &run.settings.scale, &run.rows);
-        text += "\nWhat differs from the paper:\n";
+        text += "\nDifferences from the paper:\n";
         for sentence in paper.differences(&run.settings.scale) {
             text += &format!("- {sentence}\n");
         }
@@ -108,6 +108,6 @@ fn list() -> Result<()> {
     for paper in Paper::ALL {
         text += &format!("{:<12}{}\n", paper.name(), paper.title());
     }
-    text += "salesforce  not yet available: it needs TCP lanes, which Manylane does not have yet\n";
+    text += "salesforce  not yet available: it needs TCP lanes\n";
     output::print(&text)
 }

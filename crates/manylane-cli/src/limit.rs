@@ -21,7 +21,7 @@ pub(crate) fn run(args: &LimitArgs) -> Result<()> {
     let sockets = control::find_control_sockets(Some(pid))?;
     if sockets.is_empty() {
         bail!(
-            "process {pid} has no control socket: 'manylane echo' and the launcher 'manylane run' have one, and programs that open one by the library"
+            "process {pid} has no control socket: give the PID of 'manylane echo', of the launcher 'manylane run', or of a program that opens one (manylane::control)"
         );
     }
     let (filtered, mut failed) = find_filtered(&sockets)?;
@@ -94,9 +94,8 @@ fn name(client: &ControlClient) -> String {
 fn show(args: &LimitArgs, filtered: &[ControlClient]) -> Result<()> {
     let pid = args.pid;
     let replies = control::fetch_filters(filtered);
-    let parse = |reply: manylane::Result<String>| {
-        Row::parse(pid, &reply.context("the filter in force cannot be shown")?)
-    };
+    let parse =
+        |reply: manylane::Result<String>| Row::parse(pid, &reply.context("cannot read the filter in force")?);
     let rows = replies.map(parse).collect::<Result<Vec<_>>>()?;
     if args.json {
         let settings = Settings { command: output::command_line(), pid };
@@ -160,7 +159,7 @@ impl Row {
             text.extend(all.iter().map(|one| format!("{what:<8}{one}\n")));
         }
         if text.is_empty() {
-            text.push_str("everything is let in\n");
+            text.push_str("no filter\n");
         }
         text + &format!("dropped {} denied, {} over a limit\n", self.denied, self.limited)
     }
@@ -217,7 +216,7 @@ mod tests {
         };
         let text = format!("{:#}", run(&args).unwrap_err());
         let expected =
-            format!("changed {}; failed at {silent}: process {pid} does not answer", changed.name());
+            format!("changed {}; failed at {silent}: process {pid} does not reply", changed.name());
         assert!(text.starts_with(&expected), "{text}");
         assert_eq!(filter.current().rules().count(), 1);
         args.deny.clear();

@@ -1,8 +1,10 @@
 //! Decides from a program's file whether the library can be loaded into it.
 
+use std::cell::Cell;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::ops::Range;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -55,29 +57,29 @@ impl NotLoadable {
     pub(crate) fn message(&self) -> String {
         let why = match &self.reason {
             Reason::Static => {
-                "is statically linked: no library can be loaded into it (use a dynamically linked build)".into()
+                "is statically linked, and loads no library (use a dynamically linked build)".into()
             }
             Reason::Go => {
-                "is a Go program: it makes its system calls itself, past every library (let it open a socket per CPU, with SO_REUSEPORT)".into()
+                "is a Go program, which makes system calls without the C library (let it open a socket per CPU, with SO_REUSEPORT)".into()
             }
             Reason::OtherLibc(loader) => {
-                format!("is linked with another C library, of {loader}: the library is for glibc (use a build for glibc)")
+                format!("is linked with another C library ({loader}), but the library needs glibc (use a build for glibc)")
             }
             Reason::OtherMachine(machine) => {
                 let ours = std::env::consts::ARCH;
-                format!("is a program for {machine}: the library is for {ours} (use a build for {ours})")
+                format!("is a program for {machine}, but the library is for {ours} (use a build for {ours})")
             }
             Reason::SetId(what) => format!(
-                "is {what}: it starts in secure-execution mode, in which LD_PRELOAD does not count (clear that bit, and start it as its owner or group)"
+                "is {what}, and runs in secure-execution mode, which ignores LD_PRELOAD (clear that bit, and start it as its owner or group)"
             ),
             Reason::Capabilities => {
-                "has file capabilities: it starts in secure-execution mode, in which LD_PRELOAD does not count (give it ambient ones instead, as AmbientCapabilities= of systemd does)".into()
+                "has file capabilities, and runs in secure-execution mode, which ignores LD_PRELOAD (give it ambient capabilities instead, for example by AmbientCapabilities= of systemd)".into()
             }
             Reason::Unreadable => {
-                "cannot be read: whether the library can be loaded into it is not known (let this user read it)".into()
+                "is not readable, so Manylane cannot check if it loads the library (let this user read it)".into()
             }
             Reason::NotElf => {
-                "is no ELF file and no script: the kernel does not start it by itself (name its interpreter before it)".into()
+                "is neither an ELF file nor a script (name its interpreter before it)".into()
             }
             Reason::NoInterpreter(name) => format!(
                 "is a script for {}, which does not exist (install it, or change the first line of the script)",
@@ -180,7 +182,8 @@ fn check_elf(first: &[u8], file: &File) -> Result<(), Reason> {
     if !is_ours {
         return Err(Reason::OtherMachine(machine_name(machine, class)));
     }
-    let info = parse_elf(&ReadCache::new(file)).map_err(|_| Reason::NotElf)?;
+    let info = parse_elf(BoundedFile { file: &ReadCache::new(file), left: &Cell::new(READ_LEN_MAX) })
+        .map_err(|_| Reason::NotElf)?;
     // Checked first: a Go program cannot use the library even if it is linked dynamically.
     if info.go {
         return Err(Reason::Go);
@@ -197,6 +200,43 @@ fn check_elf(first: &[u8], file: &File) -> Result<(), Reason> {
 struct ElfInfo {
     loader: Option<String>,
     go: bool,
+}
+
+/// Maximum number of bytes that are read of a file: far more than the headers, the notes and the
+/// names of sections of any program have.
+const READ_LEN_MAX: u64 = 16 << 20;
+
+/// A file of which no more is read than that. It may be another user's program: a hole in it costs
+/// no disk, and could be as large as the memory of this machine.
+#[derive(Clone, Copy)]
+struct BoundedFile<'data> {
+    file: &'data ReadCache<&'data File>,
+    left: &'data Cell<u64>,
+}
+
+impl BoundedFile<'_> {
+    fn spend(self, bytes: u64) -> Result<(), ()> {
+        self.left.set(self.left.get().checked_sub(bytes).ok_or(())?);
+        Ok(())
+    }
+}
+
+impl<'data> ReadRef<'data> for BoundedFile<'data> {
+    fn len(self) -> Result<u64, ()> {
+        self.file.len()
+    }
+
+    fn read_bytes_at(self, offset: u64, size: u64) -> Result<&'data [u8], ()> {
+        self.spend(size)?;
+        self.file.read_bytes_at(offset, size)
+    }
+
+    fn read_bytes_at_until(self, range: Range<u64>, delimiter: u8) -> Result<&'data [u8], ()> {
+        /// Maximum length of a name that the file reads.
+        const NAME_LEN_MAX: u64 = 4096;
+        self.spend(range.end.saturating_sub(range.start).min(NAME_LEN_MAX))?;
+        self.file.read_bytes_at_until(range, delimiter)
+    }
 }
 
 #[cfg(target_pointer_width = "64")]
@@ -314,8 +354,8 @@ mod tests {
             (header(2, 1, object::elf::EM_S390), "s390x"),
             (header(2, 1, 4711), "4711"),
             (header(2, 1, OWN_MACHINE.unwrap()), "statically linked"),
-            (b"\x7fELF".to_vec(), "no ELF file"),
-            (vec![0; 100], "no ELF file"),
+            (b"\x7fELF".to_vec(), "neither an ELF file"),
+            (vec![0; 100], "neither an ELF file"),
             (b"#!/no/such/interpreter\n".to_vec(), "/no/such/interpreter"),
         ] {
             let line = judge(&bytes).unwrap_err();
@@ -328,6 +368,29 @@ mod tests {
         let itself = format!("#!{}\n", folder.path().join("program").display());
         assert!(judge(itself.as_bytes()).is_err());
         assert_eq!(check(Path::new("/bin/sh")), Ok(()));
+    }
+
+    #[test]
+    #[cfg(target_pointer_width = "64")]
+    fn a_note_that_is_a_large_hole_is_not_read() {
+        let reason = |note_len: u64| {
+            let mut bytes =
+                header(2, if cfg!(target_endian = "little") { 1 } else { 2 }, OWN_MACHINE.unwrap());
+            bytes[18..20].copy_from_slice(&OWN_MACHINE.unwrap().to_ne_bytes());
+            bytes[32..40].copy_from_slice(&64_u64.to_ne_bytes());
+            bytes[54..56].copy_from_slice(&56_u16.to_ne_bytes());
+            bytes[56..58].copy_from_slice(&1_u16.to_ne_bytes());
+            bytes.extend([PT_NOTE, 4].iter().flat_map(|word| word.to_ne_bytes()));
+            bytes.extend([120, 0, 0, note_len, note_len, 4].iter().flat_map(|word: &u64| word.to_ne_bytes()));
+            bytes.extend([4, 4, NT_GO_BUILD_ID].iter().flat_map(|word: &u32| word.to_ne_bytes()));
+            bytes.extend(*b"Go\0\0 id ");
+            let mut file = tempfile::NamedTempFile::new().unwrap();
+            io::Write::write_all(&mut file, &bytes).unwrap();
+            file.as_file().set_len(120 + note_len).unwrap();
+            check(file.path()).unwrap_err().reason
+        };
+        assert_eq!(reason(20), Reason::Go);
+        assert_eq!(reason(2 * READ_LEN_MAX), Reason::Static);
     }
 
     #[test]

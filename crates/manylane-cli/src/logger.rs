@@ -130,7 +130,7 @@ impl Queue {
 }
 
 fn notice(dropped: usize) -> String {
-    format!("warning: lines dropped here while standard error was blocked: {dropped}")
+    format!("warning: {dropped} lines dropped while standard error was blocked")
 }
 
 #[cfg(test)]

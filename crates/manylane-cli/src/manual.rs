@@ -12,7 +12,7 @@ use crate::output;
 
 /// Writes a page for the program and one for each command.
 pub(crate) fn man(args: &ManArgs) -> Result<()> {
-    fs::create_dir_all(&args.out).with_context(|| format!("cannot make {}", args.out.display()))?;
+    fs::create_dir_all(&args.out).with_context(|| format!("cannot create {}", args.out.display()))?;
     let mut command = Cli::command();
     command.build();
     let mut pages = Vec::new();

@@ -12,7 +12,7 @@ use crate::output;
 pub(crate) fn parse_addr(text: &str) -> Result<SocketAddr, String> {
     let port = text.parse().map(|port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     port.or_else(|_| text.parse())
-        .map_err(|_| "give a port, or an address with a port, such as 9100 or [::1]:9100".into())
+        .map_err(|_| "expected a port, or an address with a port, such as 9100 or [::1]:9100".into())
 }
 
 /// Keeps the server until the process ends, and prints its address.

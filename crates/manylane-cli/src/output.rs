@@ -1,13 +1,16 @@
 //! Output: results to standard output, everything else to standard error. A closed pipe is not an
 //! error.
 
-use std::fs::{File, Metadata, OpenOptions};
+use std::ffi::OsStr;
+use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
-use std::os::fd::AsRawFd as _;
+use std::os::fd::AsFd as _;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use manylane_sys::fd::open_at;
 use manylane_sys::unix_socket::effective_uid;
 use serde::Serialize;
 
@@ -35,35 +38,69 @@ pub(crate) fn create(path: &Path) -> Result<Box<dyn Write>> {
         return Ok(Box::new(io::stdout()));
     }
     let failed = || format!("cannot write {}", path.display());
-    let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
-    let folder = folder.metadata().with_context(failed)?;
-    let is_shared = folder.uid() != 0 || folder.mode() & 0o022 != 0;
-    let file = if effective_uid() == 0 && is_shared { create_in(&folder, path) } else { File::create(path) };
+    let file = if effective_uid() == 0 { create_as_root(path) } else { File::create(path) };
     Ok(Box::new(file.with_context(failed)?))
 }
 
+/// Creates a file in the folder that was checked, whatever its path leads to by then.
+fn create_as_root(path: &Path) -> io::Result<File> {
+    let (folder, name) = split_path(path)?;
+    let folder = OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY).open(folder)?;
+    let about = folder.metadata()?;
+    let is_shared = about.uid() != 0 || about.mode() & 0o022 != 0;
+    if is_shared {
+        return create_in(&folder, name);
+    }
+    open_at(folder.as_fd(), name, libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC).map(File::from)
+}
+
+/// The folder and the name of a file. [`Path::file_name`] ignores a trailing slash.
+fn split_path(path: &Path) -> io::Result<(&Path, &OsStr)> {
+    let bytes = path.as_os_str().as_bytes();
+    let start = bytes.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
+    let (folder, name) = bytes.split_at(start);
+    if [&b""[..], b".", b".."].contains(&name) {
+        return Err(io::Error::new(ErrorKind::IsADirectory, "it is a folder: name a file"));
+    }
+    let folder = if folder.is_empty() { &b"."[..] } else { folder };
+    Ok((Path::new(OsStr::from_bytes(folder)), OsStr::from_bytes(name)))
+}
+
 /// Creates a file in a folder that others may write to.
-fn create_in(folder: &Metadata, path: &Path) -> io::Result<File> {
-    match File::create_new(path) {
+fn create_in(folder: &File, name: &OsStr) -> io::Result<File> {
+    let open = |flags| open_at(folder.as_fd(), name, flags).map(File::from);
+    match open(libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL) {
         Err(err) if err.kind() == ErrorKind::AlreadyExists => {}
         created => return created,
     }
     // Without opening it, which blocks for a FIFO.
-    let found = OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_NOFOLLOW).open(path)?;
-    let about = found.metadata()?;
-    let is_foreign = ![folder.uid(), effective_uid()].contains(&about.uid());
-    if about.is_symlink() || about.nlink() > 1 || is_foreign {
-        let why = "others may write to its folder, and it is a link or another user's: name another file";
-        return Err(io::Error::new(ErrorKind::PermissionDenied, why));
+    let found = open(libc::O_PATH | libc::O_NOFOLLOW)?.metadata()?;
+    let is_foreign = ![folder.metadata()?.uid(), effective_uid()].contains(&found.uid());
+    let refused = || {
+        let why = "it is a link or belongs to another user, in a folder that other users can write to: name another file";
+        io::Error::new(ErrorKind::PermissionDenied, why)
+    };
+    if found.is_symlink() || found.nlink() > 1 || is_foreign {
+        return Err(refused());
     }
-    File::create(format!("/proc/self/fd/{}", found.as_raw_fd()))
+    // A FIFO that has replaced a regular file since then does not block it.
+    let nonblocking = if found.is_file() { libc::O_NONBLOCK } else { 0 };
+    let file = open(libc::O_WRONLY | libc::O_NOFOLLOW | nonblocking)?;
+    let opened = file.metadata()?;
+    if (opened.dev(), opened.ino()) != (found.dev(), found.ino()) {
+        return Err(refused());
+    }
+    if opened.is_file() {
+        file.set_len(0)?;
+    }
+    Ok(file)
 }
 
 /// Creates the folder of a report (`--out`).
 #[cfg(feature = "bench")]
 pub(crate) fn create_folder(path: &Path) -> Result<()> {
     std::fs::create_dir_all(path)
-        .with_context(|| format!("cannot make {} (--out names another)", path.display()))
+        .with_context(|| format!("cannot create {}: name another folder with --out", path.display()))
 }
 
 /// Writes a line to standard error. If standard error is closed, the line is dropped.
@@ -106,7 +143,7 @@ pub(crate) struct AlreadyReported;
 
 impl std::fmt::Display for AlreadyReported {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("something is wrong")
+        f.write_str("failed")
     }
 }
 
@@ -131,7 +168,7 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("manylane-output-{}", std::process::id()));
         fs::create_dir(&folder).unwrap();
         let file = |name: &str| folder.join(name);
-        let create = |name: &str| create_in(&folder.metadata().unwrap(), &file(name));
+        let create = |name: &str| create_in(&File::open(&folder).unwrap(), OsStr::new(name));
         create("new").unwrap().write_all(b"longer").unwrap();
         create("new").unwrap().write_all(b"short").unwrap();
         assert_eq!(fs::read(file("new")).unwrap(), b"short");
@@ -158,8 +195,25 @@ mod tests {
             chown(&folder, Some(0), None).unwrap();
             fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
             super::create(&file("link")).unwrap();
+            assert_eq!(fs::read(file("new")).unwrap(), b"");
+            let said = format!("{:#}", super::create(&file("new/")).err().unwrap());
+            assert!(said.ends_with("new/: it is a folder: name a file"), "{said}");
         }
         fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_path_is_split_as_the_kernel_resolves_it() {
+        let split =
+            |path| split_path(Path::new(path)).map(|(folder, name)| (folder.to_owned(), name.to_owned()));
+        for (path, folder, name) in
+            [("a", ".", "a"), ("/a", "/", "a"), ("a//b", "a//", "b"), ("../a", "../", "a")]
+        {
+            assert_eq!(split(path).unwrap(), (folder.into(), name.into()), "{path}");
+        }
+        for path in ["", "/", "a/", "a/.", ".."] {
+            assert_eq!(split(path).unwrap_err().kind(), ErrorKind::IsADirectory, "{path}");
+        }
     }
 
     #[test]

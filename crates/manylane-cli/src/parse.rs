@@ -26,7 +26,7 @@ pub(crate) fn rate(text: &str) -> Result<Rate, String> {
     if text == "max" {
         return Ok(Rate::Max);
     }
-    let pps = scaled(text).ok_or("give datagrams per second such as 1000, 250k or 1.5M, or max")?;
+    let pps = scaled(text).ok_or("expected datagrams per second such as 1000, 250k or 1.5M, or max")?;
     if pps > 0.0 { Ok(Rate::Pps(pps)) } else { Err("the rate must be above 0".into()) }
 }
 
@@ -35,7 +35,7 @@ pub(crate) fn rate(text: &str) -> Result<Rate, String> {
 pub(crate) fn pps(text: &str) -> Result<f64, String> {
     match rate(text)? {
         Rate::Pps(pps) => Ok(pps),
-        Rate::Max => Err("give datagrams per second such as 1000, 250k or 1.5M".into()),
+        Rate::Max => Err("expected datagrams per second such as 1000, 250k or 1.5M".into()),
     }
 }
 
@@ -44,7 +44,7 @@ pub(crate) fn count(text: &str) -> Result<u64, String> {
     scaled(text)
         .filter(|count| *count >= 1.0 && count.fract() == 0.0 && *count <= 1e15)
         .map(|count| count as u64)
-        .ok_or("give a whole number above 0, such as 1000, 250k or 1.5M".into())
+        .ok_or("expected a whole number above 0, such as 1000, 250k or 1.5M".into())
 }
 
 /// `10`, `10s`, `500ms`, `2m`.
@@ -62,9 +62,9 @@ pub(crate) fn duration_or_zero(text: &str) -> Result<Duration, String> {
         "us" => 1e-6,
         "m" | "min" => 60.0,
         "h" => 3600.0,
-        _ => return Err(format!("{unit:?} is no unit of time: give us, ms, s, m or h")),
+        _ => return Err(format!("unknown unit of time {unit:?}: expected us, ms, s, m or h")),
     };
-    let seconds: f64 = number.parse().map_err(|_| "give a time such as 10s, 500ms or 2m".to_owned())?;
+    let seconds: f64 = number.parse().map_err(|_| "expected a time such as 10s, 500ms or 2m".to_owned())?;
     Duration::try_from_secs_f64(seconds * scale).map_err(|err| err.to_string())
 }
 
@@ -76,16 +76,16 @@ pub(crate) fn bytes(text: &str) -> Result<usize, String> {
         "k" | "kb" | "kib" => 10,
         "m" | "mb" | "mib" => 20,
         "g" | "gb" | "gib" => 30,
-        _ => return Err(format!("{unit:?} is no unit of bytes: give K, M or G")),
+        _ => return Err(format!("unknown unit of size {unit:?}: expected K, M or G")),
     };
-    let number: usize = number.parse().map_err(|_| "give bytes such as 65536, 256K or 4M".to_owned())?;
-    number.checked_mul(1 << shift).filter(|bytes| *bytes > 0).ok_or("that is not a size".into())
+    let number: usize = number.parse().map_err(|_| "expected bytes such as 65536, 256K or 4M".to_owned())?;
+    number.checked_mul(1 << shift).filter(|bytes| *bytes > 0).ok_or("expected a size above 0".into())
 }
 
 /// A list of CPUs: `0-3,6`.
 #[cfg(any(test, feature = "bench"))]
 pub(crate) fn cpus(text: &str) -> Result<Vec<usize>, String> {
-    manylane_sys::cpu::parse_list(text).ok_or_else(|| "give CPUs such as 0-3,6".into())
+    manylane_sys::cpu::parse_list(text).ok_or_else(|| "expected CPUs such as 0-3,6".into())
 }
 
 /// A list of ports and ranges, `53,8000-8010`, unchanged.
@@ -98,7 +98,7 @@ pub(crate) fn ports(text: &str) -> Result<String, String> {
     if text.split(',').all(right) {
         Ok(text.to_owned())
     } else {
-        Err("give ports such as 53 or 53,8000-8010".into())
+        Err("expected ports such as 53 or 53,8000-8010".into())
     }
 }
 

@@ -115,7 +115,8 @@ impl<W: Write> Writer<W> {
             self.write_option(code, halves.as_flattened());
         }
         for (code, count) in [
-            (STATISTICS_RECEIVED, known.captured + known.dropped),
+            // The captured process counts what was dropped.
+            (STATISTICS_RECEIVED, known.captured.saturating_add(known.dropped)),
             (STATISTICS_DROPPED, known.dropped),
             (STATISTICS_DELIVERED, known.captured),
         ] {
@@ -247,6 +248,7 @@ mod tests {
         }
         let known = Statistics { start: time, end: time + 5, captured: 5, dropped: u64::from(u32::MAX) + 1 };
         writer.write_statistics(1, &known).unwrap();
+        writer.write_statistics(1, &Statistics { dropped: u64::MAX, ..known }).unwrap();
         writer.flush().unwrap();
         let expected = [
             "section 1.0".into(),
@@ -258,6 +260,7 @@ mod tests {
             format!("packet 1 {time} [2, 0, 0, 0] [3, 0, 0, 0] lane 12 70000 [1, 2, 3]"),
             format!("packet 1 {time} [1, 0, 0, 0] [3, 0, 0, 0] lane 12 70000 [1, 2, 3, 4]"),
             format!("statistics 1 {} {time} [4294967301, 4294967296, 5]", time + 5),
+            format!("statistics 1 {} {time} [{max}, {max}, 5]", time + 5, max = u64::MAX),
         ];
         assert_eq!(read(&file), expected);
     }

@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::output;
 
-/// Minimum interval of the lines without a terminal, because logs are read later.
+/// Min interval between lines if standard error is not a terminal, but a log.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
 /// Steps of the bar.
 const STEPS: u64 = 1000;
@@ -24,7 +24,7 @@ impl Progress {
         Self::with_template("{bar:32} {percent:>3} %  {elapsed}  {wide_msg}")
     }
 
-    /// A line that is updated, for work without a known end.
+    /// A line that is updated in place, for work without a known end.
     pub(crate) fn live() -> Self {
         Self::with_template("{wide_msg}")
     }
@@ -51,7 +51,7 @@ impl Progress {
         }
     }
 
-    /// A line of statistics: updated in place on a terminal, otherwise one line after the other.
+    /// Prints a line of statistics: in place on a terminal, otherwise as a new line.
     pub(crate) fn line(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.set_message(text.to_owned()),

@@ -33,7 +33,7 @@ pub(crate) fn run(args: &SendArgs) -> Result<()> {
     if args.json { output::print_json(&document) } else { output::print(&row.text()) }?;
     ensure!(
         !row.is_port_closed(),
-        "no socket listens on {} (ECONNREFUSED), and no reply came: start the server, or check ADDR",
+        "no socket listens on {} (ECONNREFUSED), and no reply arrived: start the server, or check ADDR",
         args.addr.as_deref().unwrap_or_default()
     );
     Ok(())
@@ -53,8 +53,8 @@ fn send(args: &SendArgs) -> Result<Row> {
 
 fn resolve(addr: &str) -> Result<SocketAddr> {
     let mut found =
-        addr.to_socket_addrs().with_context(|| format!("cannot resolve {addr} (give HOST:PORT)"))?;
-    found.next().with_context(|| format!("{addr} resolves to no address (give HOST:PORT)"))
+        addr.to_socket_addrs().with_context(|| format!("cannot resolve {addr}: expected HOST:PORT"))?;
+    found.next().with_context(|| format!("{addr} resolves to no address: expected HOST:PORT"))
 }
 
 /// The given duration, or the default; none if a count is given.
@@ -65,10 +65,12 @@ fn send_duration(args: &SendArgs) -> Option<Duration> {
 /// Sends requests by schedule, and checks the replies.
 fn send_requests(args: &SendArgs, to: SocketAddr) -> Result<Row> {
     if args.gso {
-        bail!(UsageError("--gso cannot time single replies: leave out --gso or --expect".into()));
+        bail!(UsageError(
+            "--gso and --expect exclude each other: replies to one GSO message cannot be timed".into()
+        ));
     }
     let Rate::Pps(rate) = args.rate else {
-        bail!(UsageError("with --expect the rate is a schedule: give --rate a number".into()));
+        bail!(UsageError("--expect needs a number for --rate: requests are sent on schedule".into()));
     };
     let stop = signals::stop_flag()?;
     let plan = Plan {
@@ -272,7 +274,7 @@ impl Row {
             self.seconds,
             format_number(self.offered_pps),
             if self.rejected > 0 {
-                format!(", {} not taken by the kernel", self.rejected)
+                format!(", {} rejected by the kernel", self.rejected)
             } else {
                 String::new()
             }
@@ -295,14 +297,17 @@ impl Row {
             lines.push(format!("loss     {:.4} %", loss * 100.0));
         }
         if self.refused > 0 {
-            lines.push(format!("refused  {} times (ECONNREFUSED): no socket listened there", self.refused));
+            lines.push(format!(
+                "refused  {} times (ECONNREFUSED): no socket listened on the port",
+                self.refused
+            ));
         }
         if let Some(latency) = self.latency_ns.filter(|latency| latency.count > 0) {
             lines.push(format!("latency  {}", latency.text()));
         }
         if let Some(behind) = self.behind_ns.filter(|behind| behind.p99 > 1_000_000) {
             lines.push(format!(
-                "behind   {}: the sender itself was late, which latency includes",
+                "behind   {}: requests were sent late by this time, which the latency includes",
                 behind.text()
             ));
         }

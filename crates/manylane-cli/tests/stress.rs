@@ -1,5 +1,5 @@
-//! A short run of the stress program, without `manylane run` and with it: a program that checks
-//! what the kernel says has to hold in both cases. `make stress` runs it for longer.
+//! A short run of the stress program, which checks the result of each call, alone and under
+//! `manylane run`. `make stress` runs it for longer.
 
 #![allow(clippy::unwrap_used, reason = "also outside the test functions, all here is a test")]
 
@@ -29,7 +29,7 @@ fn build() -> PathBuf {
     program
 }
 
-/// Runs it: what it says.
+/// Runs the stress program, and returns its standard output.
 fn run(mut command: Command) -> String {
     kill_on_parent_exit(&mut command);
     let output = command.output().unwrap();
@@ -55,6 +55,6 @@ fn loopback_random_calls_match_the_kernel() {
         assert!(said.contains("nothing lost, nothing twice, nothing leaked"), "{said}");
     }
     let report: Value = serde_json::from_str(&fs::read_to_string(report).unwrap()).unwrap();
-    // Otherwise it would say nothing about lanes.
+    // Without lanes, the run would prove nothing about them.
     assert!(report["lanes"].as_u64() > Some(1), "{report}");
 }

@@ -1,5 +1,5 @@
 //! Messages by which one process leases queues of devices to another. Some of them carry
-//! descriptors.
+//! descriptors. This is the Rust side of `abi/manylane_lease.h`.
 //!
 //! ```text
 //!   the library                                          the lessor
@@ -39,6 +39,18 @@ const MESSAGE_BYTES: usize = MESSAGE_WORDS * 4;
 /// First word of each message; another version of the library has another one.
 const MAGIC: u32 = 0x334e_4c4d;
 
+/// Second word of each message (`enum mll_kind`).
+mod kind {
+    pub(super) const REQUEST: u32 = 1;
+    pub(super) const OPEN: u32 = 2;
+    pub(super) const CLOSE: u32 = 3;
+    pub(super) const GRANTED: u32 = 4;
+    pub(super) const REFUSED: u32 = 5;
+    pub(super) const QUEUE: u32 = 6;
+    pub(super) const OPENED: u32 = 7;
+    pub(super) const CLOSED: u32 = 8;
+}
+
 /// Identifies the lessor to programs, and programs started by the lessor to it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct LeaseToken {
@@ -71,7 +83,7 @@ impl LeaseToken {
         let (name, secret) = text.split_at_checked(16)?;
         let is_hex = text.len() == 48 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let number = u128::from_str_radix(secret, 16).ok().filter(|_| is_hex)?;
-        let secret = [96, 64, 32, 0].map(|shift| (number >> shift) as u32);
+        let secret = [96, 64, 32, 0].map(|shift| (number >> shift & 0xffff_ffff) as u32);
         let ambiguous_uid = unix_socket::ambiguous_uid();
         Some(Self { name: format!("manylane.lease.{name}"), secret, ambiguous_uid })
     }
@@ -139,53 +151,43 @@ pub enum Message {
 
 impl Message {
     fn encode(self) -> [u32; MESSAGE_WORDS] {
-        let mut words = [0; MESSAGE_WORDS];
-        words[0] = MAGIC;
-        match self {
-            Self::Request(secret) => {
-                words[1] = 1;
-                words[2..6].copy_from_slice(&secret);
+        let (kind, body) = match self {
+            Self::Request([first, second, third, fourth]) => {
+                (kind::REQUEST, [first, second, third, fourth, 0, 0, 0])
             }
-            Self::Open => words[1] = 2,
-            Self::Close => words[1] = 3,
-            Self::Granted(count) => (words[1], words[2]) = (4, count),
-            Self::Refused(errno) => (words[1], words[2]) = (5, errno as u32),
-            Self::Queue(terms) => {
-                let QueueParams {
-                    ifindex,
-                    queue,
-                    frames,
-                    umem_ring_size: shared_ring,
-                    ring_size: ring,
-                    is_veth: is_virtual_pair,
-                    lease_id: lease,
-                } = terms;
-                words[1] = 6;
-                words[2..].copy_from_slice(&[
-                    ifindex,
-                    queue,
-                    frames,
-                    shared_ring,
-                    ring,
-                    u32::from(is_virtual_pair),
-                    u32::from(lease),
-                ]);
+            Self::Open => (kind::OPEN, [0; 7]),
+            Self::Close => (kind::CLOSE, [0; 7]),
+            Self::Granted(count) => (kind::GRANTED, [count, 0, 0, 0, 0, 0, 0]),
+            Self::Refused(errno) => (kind::REFUSED, [errno.cast_unsigned(), 0, 0, 0, 0, 0, 0]),
+            Self::Queue(QueueParams {
+                ifindex,
+                queue,
+                frames,
+                umem_ring_size,
+                ring_size,
+                is_veth,
+                lease_id,
+            }) => {
+                let (is_veth, lease_id) = (u32::from(is_veth), u32::from(lease_id));
+                (kind::QUEUE, [ifindex, queue, frames, umem_ring_size, ring_size, is_veth, lease_id])
             }
-            Self::Opened => words[1] = 7,
-            Self::Closed => words[1] = 8,
-        }
+            Self::Opened => (kind::OPENED, [0; 7]),
+            Self::Closed => (kind::CLOSED, [0; 7]),
+        };
+        let mut words = [MAGIC, kind, 0, 0, 0, 0, 0, 0, 0];
+        words[2..].copy_from_slice(&body);
         words
     }
 
     fn decode(words: [u32; MESSAGE_WORDS]) -> Option<Self> {
         let [MAGIC, kind, first, second, third, fourth, fifth, sixth, seventh] = words else { return None };
         Some(match kind {
-            1 => Self::Request([first, second, third, fourth]),
-            2 => Self::Open,
-            3 => Self::Close,
-            4 => Self::Granted(first),
-            5 => Self::Refused(first as i32),
-            6 => Self::Queue(QueueParams {
+            kind::REQUEST => Self::Request([first, second, third, fourth]),
+            kind::OPEN => Self::Open,
+            kind::CLOSE => Self::Close,
+            kind::GRANTED => Self::Granted(first),
+            kind::REFUSED => Self::Refused(first.cast_signed()),
+            kind::QUEUE => Self::Queue(QueueParams {
                 ifindex: first,
                 queue: second,
                 frames: third,
@@ -194,8 +196,8 @@ impl Message {
                 is_veth: sixth != 0,
                 lease_id: u16::try_from(seventh).ok()?,
             }),
-            7 => Self::Opened,
-            8 => Self::Closed,
+            kind::OPENED => Self::Opened,
+            kind::CLOSED => Self::Closed,
             _ => return None,
         })
     }
@@ -308,25 +310,43 @@ mod tests {
         assert_eq!(LeaseToken::parse(&format!("{}+{}", &text[..16], &text[17..])), None);
     }
 
+    const PARAMS: QueueParams = QueueParams {
+        ifindex: 7,
+        queue: 3,
+        frames: 4096,
+        umem_ring_size: 2048,
+        ring_size: 1024,
+        is_veth: true,
+        lease_id: 65535,
+    };
+
+    #[test]
+    fn lease_messages_have_the_layout_of_the_header() {
+        const MLN3: u32 = 0x334e_4c4d;
+        for (message, words) in [
+            (Message::Request([9, 8, 7, 6]), [MLN3, 1, 9, 8, 7, 6, 0, 0, 0]),
+            (Message::Open, [MLN3, 2, 0, 0, 0, 0, 0, 0, 0]),
+            (Message::Close, [MLN3, 3, 0, 0, 0, 0, 0, 0, 0]),
+            (Message::Granted(3), [MLN3, 4, 3, 0, 0, 0, 0, 0, 0]),
+            (Message::Refused(-1), [MLN3, 5, u32::MAX, 0, 0, 0, 0, 0, 0]),
+            (Message::Queue(PARAMS), [MLN3, 6, 7, 3, 4096, 2048, 1024, 1, 65535]),
+            (Message::Opened, [MLN3, 7, 0, 0, 0, 0, 0, 0, 0]),
+            (Message::Closed, [MLN3, 8, 0, 0, 0, 0, 0, 0, 0]),
+        ] {
+            assert_eq!((message.encode(), Message::decode(words)), (words, Some(message)));
+        }
+    }
+
     #[test]
     fn lease_messages_round_trip() {
         let (ours, theirs) = pair();
-        let terms = QueueParams {
-            ifindex: 7,
-            queue: 3,
-            frames: 4096,
-            umem_ring_size: 2048,
-            ring_size: 1024,
-            is_veth: true,
-            lease_id: 65535,
-        };
         let all = [
             Message::Request([1, 2, 3, u32::MAX]),
             Message::Open,
             Message::Close,
             Message::Granted(3),
             Message::Refused(-1),
-            Message::Queue(terms),
+            Message::Queue(PARAMS),
             Message::Opened,
             Message::Closed,
         ];

@@ -19,8 +19,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use manylane_sys::{atomics, tick};
 
-use self::slot::words_to_addr;
 pub use self::slot::{NextHop, RouteKey, Slot, addr_bits};
+use self::slot::{halves, words_to_addr};
 
 /// Entries of the table, a power of two.
 pub const ENTRIES: usize = 8192;
@@ -92,10 +92,11 @@ impl Entry {
     }
 
     fn write(&self, key: &RouteKey, source: IpAddr, next: &NextHop) {
-        let bits = addr_bits(source);
+        let words = halves(addr_bits(source));
         self.slot.write(key, next, [0; 2], || {
-            self.source[0].store((bits >> 64) as u64, Ordering::Relaxed);
-            self.source[1].store(bits as u64, Ordering::Relaxed);
+            for (to, word) in self.source.iter().zip(words) {
+                to.store(word, Ordering::Relaxed);
+            }
         });
     }
 
@@ -127,8 +128,9 @@ impl NextHops {
         key.seeded_hash([seed, seed.rotate_left(32)])
     }
 
+    #[expect(clippy::cast_possible_truncation, reason = "less than the number of entries")]
     fn bucket(&self, hash: u64) -> &[Entry] {
-        let first = hash as usize % (ENTRIES / WAYS) * WAYS;
+        let first = (hash % (ENTRIES / WAYS) as u64) as usize * WAYS;
         &self.entries[first..first + WAYS]
     }
 

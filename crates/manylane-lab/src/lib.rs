@@ -187,9 +187,9 @@ pub(crate) struct Table {
     pub name: &'static str,
     /// Its title.
     pub title: String,
-    /// How the page draws it, over its columns.
+    /// Plot on the page, over its columns.
     pub plot: Option<Plot>,
-    /// What its figures are compared with.
+    /// Baseline of its figures.
     pub baseline: Option<Baseline>,
 }
 
@@ -216,7 +216,7 @@ pub(crate) enum Baseline {
     Column(&'static str),
 }
 
-/// How a table is drawn.
+/// Plot of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Plot {
     /// A line of the plot for each line of the table, and the name of the column axis.
@@ -254,7 +254,7 @@ impl Part {
     }
 }
 
-/// How a lab run was made.
+/// Settings of a lab run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LabSettings {
     /// The command line of the run that finished it.
@@ -295,11 +295,11 @@ pub type LabDocument = Document<LabSettings, Row>;
 /// the reason. Only a stop ends the run, and leaves the state as it is.
 ///
 /// # Errors
-/// When it is stopped, or the state cannot be written.
+/// Fails if it is stopped, or the state cannot be written.
 pub fn run(state: &mut State, director: &mut dyn Controller) -> Result<LabDocument> {
     let settings = state.settings().clone();
     let parts = settings.parts();
-    anyhow::ensure!(!parts.is_empty(), "there is no such part: {}", settings.only.unwrap_or_default());
+    anyhow::ensure!(!parts.is_empty(), "unknown part {}: see --list", settings.only.unwrap_or_default());
     let mut places = Setups::new(settings.scale.clone());
     for (index, (paper, part)) in parts.iter().enumerate() {
         if state.has(&part.id) {

@@ -85,13 +85,15 @@ impl LockMonitor {
         let mut ebpf = EbpfLoader::new()
             .override_global("ml_process", &std::process::id(), true)
             .load(manylane_bpf::LOCKS)
-            .context("loading the programs that look at locks")?;
+            .context("loading the programs that trace locks")?;
         for (name, tracepoint) in [("ml_begin", "contention_begin"), ("ml_end", "contention_end")] {
             let program: &mut RawTracePoint =
                 ebpf.program_mut(name).with_context(|| format!("no program {name}"))?.try_into()?;
-            program.load().context("loading a program on a tracepoint (root, CAP_BPF and CAP_PERFMON)")?;
+            program
+                .load()
+                .context("loading a program for a tracepoint (needs root, or CAP_BPF and CAP_PERFMON)")?;
             let attached = program.attach(tracepoint);
-            attached.with_context(|| format!("tracepoint lock:{tracepoint} (Linux 5.19)"))?;
+            attached.with_context(|| format!("tracepoint lock:{tracepoint} (needs Linux 5.19)"))?;
         }
         let symbols = kernel_symbols().context("reading /proc/kallsyms")?;
         Ok(Self { ebpf, symbols })
@@ -105,7 +107,7 @@ impl LockMonitor {
         let missed: PerCpuArray<&MapData, u64> = map("ml_missed")?.try_into()?;
         let mut raw = Vec::new();
         for entry in &waited {
-            let ([lock, words], waits) = entry.context("reading what was seen")?;
+            let ([lock, words], waits) = entry.context("reading the traced locks")?;
             let (stack, flags) = split_u64(words);
             let names: Vec<&str> = match stacks.get(&stack, 0) {
                 Ok(trace) => trace.frames().iter().filter_map(|frame| self.symbol_name(frame.ip)).collect(),

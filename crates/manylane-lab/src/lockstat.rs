@@ -57,19 +57,19 @@ impl LockClasses {
     /// Reads the kernel's text.
     ///
     /// # Errors
-    /// When it has another format, or says that it has stopped counting.
+    /// Fails if it has another format, or says that it has stopped counting.
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let mut lines = text.lines();
         let version = lines.next().unwrap_or_default();
         ensure!(
             version.trim() == VERSION_LINE,
-            "{LOCK_STAT_PATH} is of another form: {version:?}, not {VERSION_LINE:?}"
+            "{LOCK_STAT_PATH} has an unknown format: {version:?}, not {VERSION_LINE:?}"
         );
         let mut classes = Self::default();
         for line in lines {
             if line.starts_with("*WARNING*") {
                 bail!(
-                    "the kernel stopped counting locks, after it found one wrongly used: {LOCK_STAT_PATH} says so"
+                    "the kernel stopped counting locks, because it found a lock that was used wrongly (see {LOCK_STAT_PATH})"
                 );
             }
             if let Some((name, sums)) = parse_class(line) {
@@ -166,7 +166,7 @@ impl LockStatSession {
     /// The machine-wide counts since the start.
     ///
     /// # Errors
-    /// When the text has another format, or the kernel has stopped counting.
+    /// Fails if the text has another format, or the kernel has stopped counting.
     pub(crate) fn read(&self) -> Result<LockClasses> {
         Ok(read(&self.stat_path)?.since(&self.before))
     }
@@ -178,7 +178,8 @@ pub(crate) fn is_supported() -> bool {
 }
 
 fn read(path: &Path) -> Result<LockClasses> {
-    let text = fs::read_to_string(path).with_context(|| format!("reading {} (root)", path.display()))?;
+    let text =
+        fs::read_to_string(path).with_context(|| format!("reading {} (needs root)", path.display()))?;
     LockClasses::parse(&text)
 }
 
@@ -193,7 +194,7 @@ impl SysctlGuard {
         if state.trim() != "0" {
             return Ok(None);
         }
-        fs::write(path, "1\n").with_context(|| format!("switching on {} (root)", path.display()))?;
+        fs::write(path, "1\n").with_context(|| format!("switching on {} (needs root)", path.display()))?;
         Ok(Some(Self(path.into())))
     }
 }
@@ -260,7 +261,7 @@ mod tests {
     #[test]
     fn unknown_formats_and_stopped_statistics_are_errors() {
         let other = LockClasses::parse(&replaced("version 0.4", "version 0.5")).unwrap_err().to_string();
-        assert!(other.contains("another form") && other.contains("0.5"), "{other}");
+        assert!(other.contains("unknown format") && other.contains("0.5"), "{other}");
         assert!(LockClasses::parse("").is_err());
         let off = replaced(
             "0.4\n",

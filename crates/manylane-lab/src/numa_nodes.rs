@@ -38,7 +38,7 @@ pub(super) struct NodeChoice {
 /// `device_cpu`.
 pub(super) fn choose_nodes(nodes: &[NumaNode], device_cpu: usize, receiver_cpus: &[usize]) -> NodeChoice {
     if nodes.is_empty() {
-        let why = || Err(format!("the kernel tells of no NUMA nodes ({SYSFS_DIR}, CONFIG_NUMA)"));
+        let why = || Err(format!("the kernel reports no NUMA nodes ({SYSFS_DIR}; needs CONFIG_NUMA)"));
         return NodeChoice { local: why(), remote: why() };
     }
     let usable = |node: &NumaNode| -> Option<NumaNode> {
@@ -48,14 +48,14 @@ pub(super) fn choose_nodes(nodes: &[NumaNode], device_cpu: usize, receiver_cpus:
     let is_near = |node: &&NumaNode| node.cpus.contains(&device_cpu);
     let near = match nodes.iter().find(is_near) {
         Some(node) => usable(node).ok_or_else(|| {
-            format!("node {}, where the device's work is done, has no CPU left for receivers", node.id)
+            format!("node {}, which does the device's work, has no CPU left for receivers", node.id)
         }),
-        None => Err(format!("CPU {device_cpu}, which does the device's work, is of no node")),
+        None => Err(format!("CPU {device_cpu}, which does the device's work, belongs to no node")),
     };
     let far = nodes.iter().filter(|node| !is_near(node)).find_map(usable).ok_or_else(|| match nodes.len() {
-        1 => "this machine has one NUMA node: the column NUMA shows only what binding memory and threads to it costs"
+        1 => "this machine has one NUMA node: the column NUMA only shows the cost of binding memory and threads to it"
             .into(),
-        _ => "no other node has CPUs that receivers may have".into(),
+        _ => "no other node has CPUs for receivers".into(),
     });
     NodeChoice { local: near, remote: far }
 }
@@ -91,9 +91,7 @@ mod tests {
         let choice = choose_nodes(&nodes, 15, &[0, 1, 4, 5, 14]);
         assert_eq!(choice, NodeChoice { local: Ok(node(1, &[4, 5, 14])), remote: Ok(node(0, &[0, 1])) });
         let choice = choose_nodes(&nodes, 0, &[4, 5]);
-        assert!(
-            choice.local.unwrap_err().contains("node 0, where the device's work is done, has no CPU left")
-        );
+        assert!(choice.local.unwrap_err().contains("node 0, which does the device's work, has no CPU left"));
         assert_eq!(choice.remote, Ok(node(1, &[4, 5])));
         let choice = choose_nodes(&nodes, 15, &[4]);
         assert_eq!(choice.local, Ok(node(1, &[4])));

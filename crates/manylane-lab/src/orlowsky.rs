@@ -30,10 +30,7 @@ pub(super) fn tables() -> Vec<Table> {
         Table::new(name, title, Some(Plot::Bars("receiver"))).compared_with(Baseline::Column(BASELINE))
     };
     vec![
-        table(
-            LOCAL_TABLE,
-            "Local experiment: seconds of CPU time to receive 100 million messages that are queued",
-        ),
+        table(LOCAL_TABLE, "Local experiment: seconds of CPU time to receive 100 million queued messages"),
         table(REAL_WORLD_TABLE, "Real-world experiment: the same between two hosts of the testbed"),
     ]
 }
@@ -53,7 +50,7 @@ pub(super) fn parts(scale: &Scale) -> Vec<Part> {
 }
 
 fn line_name(size: usize, messages: usize) -> String {
-    format!("{size} bytes, {messages} a call")
+    format!("{size} bytes, {messages} per call")
 }
 
 /// One sample of each receiver, by messages per call.
@@ -72,7 +69,7 @@ fn rows(places: &mut Setups, table: &str, size: usize, stop: &AtomicBool) -> Vec
         }
     }
     for messages in UNSUPPORTED_BATCHES {
-        let why = "recvmmsg takes no more than 1024 messages by one call (UIO_MAXIOV), whatever it is asked for: 1000 stand for all of them";
+        let why = "recvmmsg receives at most 1024 messages per call (UIO_MAXIOV): see the row for 1000";
         rows.push(Row::unavailable(table, &line_name(size, messages), BASELINE, "s", why));
     }
     rows
@@ -91,7 +88,7 @@ fn sample(
     let quick = places.scale.quick;
     let setup = match table {
         REAL_WORLD_TABLE => {
-            anyhow::ensure!(size <= 1400, "a frame of the testbed carries no more than 1500 bytes");
+            anyhow::ensure!(size <= 1400, "a frame of the testbed carries at most 1500 bytes");
             places.testbed()?
         }
         _ => places.loopback(),
@@ -111,11 +108,11 @@ fn sample(
 
 pub(super) fn differences() -> Vec<String> {
     [
-        "The paper's table has four pairs of numbers (87837 and 787, 78 and 5415, 778 and 7507 twice), the same for every size: placeholders, which are not repeated here. Its real-world section is empty.",
-        "Instead of a changed kernel: socket/recvmmsg is what every regular kernel does, with headers built once in user space and copied in by each call; with io_uring (uring/plain, lane/uring) headers, buffers and the socket are registered once and nothing is copied in, which is what the paper's system call was for; uring/single submits each receive anew.",
-        "The paper receives 1,000 to 1,000,000 messages by one call. recvmmsg takes no more than 1024 by one call (UIO_MAXIOV), whatever it is asked for, so that all but its 1,000 cannot be had; 1 and 64 stand here besides.",
-        "What is measured is the CPU time of the receiving thread while it empties queues that are full, scaled to the paper's 100 million messages; the paper's time includes the sender.",
-        "8192 bytes do not fit a frame of the testbed.",
+        "The paper's table has four pairs of numbers (87837 and 787, 78 and 5415, 778 and 7507 twice), the same for every size. They are placeholders, and are omitted here. Its real-world section is empty.",
+        "The kernel is not modified. With socket/recvmmsg, user space builds the headers once, and each call copies them into the kernel. With io_uring (uring/plain, lane/uring), headers, buffers and the socket are registered once, and no headers are copied into the kernel: this was the purpose of the paper's system call. uring/single submits each receive separately.",
+        "The paper receives 1,000 to 1,000,000 messages per call. recvmmsg receives at most 1024 (UIO_MAXIOV), so only the paper's 1,000 can be measured. The table also has 1 and 64.",
+        "The time is the CPU time of the receiving thread while it drains full queues, scaled to the paper's 100 million messages. The paper's time includes the sender.",
+        "A frame of the testbed cannot carry 8192 bytes.",
     ]
     .map(String::from)
     .to_vec()

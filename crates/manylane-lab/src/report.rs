@@ -41,7 +41,7 @@ fn section(page: &mut String, run: &LabDocument, paper: Paper) -> Result<()> {
             writeln!(page, "<p class=quality>[{}] {}</p>", index + 1, escape(note))?;
         }
     }
-    writeln!(page, "<h3>What differs from the paper</h3>\n<ul>")?;
+    writeln!(page, "<h3>Differences from the paper</h3>\n<ul>")?;
     for sentence in paper.differences(&run.settings.scale) {
         writeln!(page, "<li>{}</li>", escape(&sentence))?;
     }

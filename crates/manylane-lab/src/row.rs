@@ -37,7 +37,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// A cell with samples. Paper and part are filled in when the part has run.
+    /// A cell with samples. Paper and part are filled in after the part has run.
     pub(crate) fn new(table: &str, line: &str, column: &str, unit: &str, samples: Vec<f64>) -> Self {
         let value = (!samples.is_empty()).then(|| median(samples.iter().copied()));
         Self {
@@ -79,13 +79,13 @@ impl Row {
         Self::unavailable(FAILED_TABLE, part, "", "", why)
     }
 
-    /// With counts.
+    /// Adds counters.
     pub(crate) fn with_counts(mut self, counts: &[(&str, u64)]) -> Self {
         self.counts.extend(counts.iter().map(|&(name, count)| (name.to_owned(), count)));
         self
     }
 
-    /// What was lost of the datagrams of a measurement, if any were.
+    /// Lost datagrams of a measurement, if any.
     pub(super) fn losses(&self) -> Option<String> {
         let count = |name: &str| self.counts.get(name).copied();
         let (sent, delivered) = (count("sent")?, count("delivered")?);

@@ -56,8 +56,9 @@ impl State {
     /// A new run. An existing file is kept, with the suffix `.old`.
     pub fn create(path: &Path, settings: LabSettings) -> Result<Self> {
         if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder)
-                .with_context(|| format!("cannot make {} (--out names another)", folder.display()))?;
+            fs::create_dir_all(folder).with_context(|| {
+                format!("cannot create {}: name another folder with --out", folder.display())
+            })?;
         }
         if path.exists() {
             let mut old = path.as_os_str().to_owned();
@@ -85,7 +86,7 @@ impl State {
     /// line may differ.
     ///
     /// # Errors
-    /// When the file is of another machine or of other settings, or is not a state.
+    /// Fails if the file is of another machine or of other settings, or is not a state.
     pub fn resume(path: &Path, settings: &LabSettings) -> Result<Self> {
         let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let mut lines = text.split_inclusive('\n');
@@ -93,7 +94,7 @@ impl State {
         let head: Header = serde_json::from_str(first)
             .ok()
             .filter(|head: &Header| head.schema == SCHEMA)
-            .with_context(|| format!("{} is no state of a lab run", path.display()))?;
+            .with_context(|| format!("{} is not the state of a lab run", path.display()))?;
         ensure_same_machine(path, &head.machine, &Machine::read())?;
         ensure_same_settings(path, &head.settings, settings)?;
         let mut whole = first.len();
@@ -199,13 +200,10 @@ fn ensure_same_machine(path: &Path, then: &Machine, now: &Machine) -> Result<()>
     }
     let tell = |machine: &Machine| format!("{} × {}, Linux {}", machine.cpus, machine.model, machine.kernel);
     let (then_is, now_is) = (tell(then), tell(now));
-    let what = if then_is == now_is {
-        "settings of the kernel have changed since (mitigations, rmem_max)"
-    } else {
-        &now_is
-    };
+    let what =
+        if then_is == now_is { "changed settings of the kernel (mitigations, rmem_max)" } else { &now_is };
     bail!(
-        "{} is of another machine: it began on {then_is}; this is: {what}. Figures of two machines make no table: begin anew",
+        "{} is from another machine: it was started on {then_is}, but this is: {what}. Start a new run, because a table has the figures of one machine",
         path.display()
     )
 }
@@ -216,7 +214,7 @@ fn ensure_same_settings(path: &Path, then: &LabSettings, now: &LabSettings) -> R
     };
     ensure!(
         then.papers == now.papers,
-        "{} is of {}, not of {}: name what it is of",
+        "{} is a run of {}, not of {}: repeat the command that started it",
         path.display(),
         names(then),
         names(now)
@@ -224,7 +222,7 @@ fn ensure_same_settings(path: &Path, then: &LabSettings, now: &LabSettings) -> R
     let same = then.scale == now.scale && then.only == now.only;
     ensure!(
         same,
-        "{} has other settings: it began with {:?} and only {:?}, now they are {:?} and {:?}; use the same options",
+        "{} has other settings: it was started with {:?} and only {:?}, but now these are {:?} and {:?}; use the same options",
         path.display(),
         then.scale,
         then.only,
@@ -319,7 +317,7 @@ mod tests {
         drop(State::create(&path, settings()).unwrap());
         let other = LabSettings { papers: vec![Paper::Sarma], ..settings() };
         let why = State::resume(&path, &other).unwrap_err().to_string();
-        assert!(why.contains("is of rivera, not of sarma"), "{why}");
+        assert!(why.contains("a run of rivera, not of sarma"), "{why}");
         let other = LabSettings { scale: Scale::full(), ..settings() };
         let why = State::resume(&path, &other).unwrap_err().to_string();
         assert!(why.contains("other settings"), "{why}");
@@ -329,7 +327,9 @@ mod tests {
         let why = State::resume(&path, &settings()).unwrap_err().to_string();
         assert!(why.contains("another machine") && why.contains("2.6.0 i686"), "{why}");
         fs::write(&path, "{}\n").unwrap();
-        assert!(State::resume(&path, &settings()).unwrap_err().to_string().contains("no state of a lab run"));
+        assert!(
+            State::resume(&path, &settings()).unwrap_err().to_string().contains("not the state of a lab run")
+        );
     }
 
     #[test]

@@ -15,10 +15,11 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
+use manylane_sys::epoll::Epoll;
 use manylane_sys::errno::ENOBUFS;
-use manylane_sys::measure::{Epoll, reduce_timer_slack};
 use manylane_sys::sock::{self, Buffer};
-pub use payload::{Expect, MAX_PAYLOAD, Pattern, Payload, SEQ_HEADER_LEN, SeqPayload, fill_pattern};
+use manylane_sys::tick::reduce_timer_slack;
+pub use payload::{Expect, PAYLOAD_LEN_MAX, Pattern, Payload, SEQ_HEADER_LEN, SeqPayload, fill_pattern};
 pub use tracker::{FifoTracker, ReplyStatus, RequestCounts, SeqTracker};
 
 /// The requests, their rate, and the expected replies.
@@ -79,7 +80,7 @@ const LATENCY_MAX_NS: u64 = 3_600_000_000_000;
 /// set. Calls `progress` about ten times a second.
 ///
 /// # Errors
-/// When sockets cannot be created, or on an error that cannot be counted as a loss.
+/// Fails if sockets cannot be created, or on an error that cannot be counted as a loss.
 pub fn run(plan: &Plan, stop: &AtomicBool, mut progress: impl FnMut(&RequestCounts)) -> Result<Outcome> {
     reduce_timer_slack();
     let mut client = Client::open(plan)?;
@@ -162,17 +163,14 @@ struct Client<'a> {
 impl<'a> Client<'a> {
     fn open(plan: &'a Plan) -> Result<Self> {
         ensure!(plan.rate > 0.0, "the rate must be above 0");
-        ensure!(plan.flows > 0, "at least one flow is needed");
-        ensure!(
-            plan.count.is_some() || plan.duration.is_some(),
-            "without a count or a duration this would never end"
-        );
+        ensure!(plan.flows > 0, "expected at least one flow");
+        ensure!(plan.count.is_some() || plan.duration.is_some(), "expected a count or a duration");
         let watch = Epoll::new(EPOLL_EVENTS_MAX).context("cannot watch sockets")?;
         let any: IpAddr = if plan.to.is_ipv4() { [0; 4].into() } else { [0_u16; 8].into() };
         let mut flows = Vec::with_capacity(plan.flows);
         for flow in 0..plan.flows {
             let socket = UdpSocket::bind((plan.from.unwrap_or(any), 0)).with_context(|| {
-                format!("cannot open flow {flow} of {}: see `ulimit -n` and --flows", plan.flows)
+                format!("cannot open flow {flow} of {}: raise ulimit -n, or lower --flows", plan.flows)
             })?;
             socket.connect(plan.to).with_context(|| format!("cannot reach {}", plan.to))?;
             socket.set_nonblocking(true)?;
@@ -190,7 +188,7 @@ impl<'a> Client<'a> {
             epoll: watch,
             tracker: new_tracker(plan, &request),
             request,
-            buffer: vec![0; MAX_PAYLOAD + 1],
+            buffer: vec![0; PAYLOAD_LEN_MAX + 1],
             latency: Histogram::new_with_bounds(1, LATENCY_MAX_NS, 3)?,
             send_lag: Histogram::new_with_bounds(1, LATENCY_MAX_NS, 3)?,
             scheduled: 0,
@@ -260,7 +258,7 @@ impl<'a> Client<'a> {
 
     /// Waits at most `wait` for replies, and records all that have arrived.
     fn recv_replies(&mut self, wait: Duration, start: Instant) -> Result<()> {
-        let ready: Vec<u64> = self.epoll.wait(wait).context("cannot wait for answers")?.collect();
+        let ready: Vec<u64> = self.epoll.wait(wait).context("cannot wait for replies")?.collect();
         for flow in ready {
             let flow = flow as usize;
             for _ in 0..BURST_REQUESTS {

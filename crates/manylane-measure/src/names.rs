@@ -34,7 +34,7 @@ macro_rules! named_enum {
 
             fn from_str(text: &str) -> Result<Self, String> {
                 let found = Self::ALL.into_iter().find(|one| one.name() == text);
-                found.ok_or_else(|| format!("there are {}", [$($text),+].join(", ")))
+                found.ok_or_else(|| format!("expected one of {}", [$($text),+].join(", ")))
             }
         }
     };
@@ -60,7 +60,7 @@ mod tests {
         for meal in Meal::ALL {
             assert_eq!(meal.to_string().parse(), Ok(meal));
         }
-        assert_eq!("dinner".parse::<Meal>(), Err("there are breakfast, lunch".into()));
+        assert_eq!("dinner".parse::<Meal>(), Err("expected one of breakfast, lunch".into()));
         assert_eq!((Meal::default(), format!("{:>6}", Meal::Lunch)), (Meal::Breakfast, " lunch".into()));
     }
 }

@@ -18,7 +18,7 @@ pub(crate) struct Pacer {
     burst: u64,
 }
 
-/// What to do now.
+/// Next step of the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
     /// Send this number of datagrams, which were due `late` ago.

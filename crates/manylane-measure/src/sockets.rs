@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use manylane_sys::errno::ENOBUFS;
 use manylane_sys::send_burst::{self, SendBurst};
-use manylane_sys::{measure, sock};
+use manylane_sys::{sock, tick};
 
 use crate::pacer::{Due, Pacer};
 use crate::{Sent, Traffic, Until};
@@ -29,7 +29,7 @@ const SLEEP_MAX: Duration = Duration::from_millis(50);
 /// the target.
 ///
 /// # Errors
-/// When sockets cannot be created, or the datagram is too large.
+/// Fails if sockets cannot be created, or the datagram is too large.
 #[allow(clippy::needless_pass_by_value, reason = "an order is used once")]
 pub fn send(traffic: &Traffic, until: Until) -> Result<Sent> {
     Flows::open(traffic)?.send(traffic.pps, &until)
@@ -55,10 +55,10 @@ impl Flows {
         let sockets = (0..traffic.flows)
             .map(|_| connect(traffic.target))
             .collect::<Result<Vec<UdpSocket>>>()
-            .with_context(|| format!("{} flows need as many sockets (ulimit -n)", traffic.flows))?;
+            .with_context(|| format!("{} flows need a socket each: raise ulimit -n", traffic.flows))?;
         // An empty datagram gives a message of one datagram only.
         if traffic.gso && !datagram.is_empty() {
-            let size = u16::try_from(datagram.len()).context("a datagram has 65507 bytes at most")?;
+            let size = u16::try_from(datagram.len()).context("a datagram has at most 65507 bytes")?;
             for socket in &sockets {
                 send_burst::set_segment_size(socket.as_fd(), size).context("UDP GSO needs Linux 4.18")?;
             }
@@ -71,7 +71,7 @@ impl Flows {
     /// From here on, datagrams to the flows are dropped and counted, at the lowest possible cost.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Fails with the kernel's error.
     pub fn drop_replies(&self) -> Result<()> {
         let refuse = |socket: &UdpSocket| sock::drop_all_incoming(socket.as_fd());
         self.sockets.iter().try_for_each(refuse).context("attaching a filter to a sender's socket")
@@ -80,11 +80,12 @@ impl Flows {
     /// Number of dropped datagrams; up to four billion of each flow.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Fails with the kernel's error.
     pub fn reply_count(&self) -> Result<u64> {
         let mut sum = 0;
         for socket in &self.sockets {
-            let state = sock::queue_state(socket.as_fd()).context("asking a sender's socket (SO_MEMINFO)")?;
+            let state = sock::queue_state(socket.as_fd())
+                .context("reading the queue of a sender's socket (SO_MEMINFO)")?;
             sum += u64::from(state.drops);
         }
         Ok(sum)
@@ -102,7 +103,7 @@ impl Flows {
         if *segment && pps.is_none() {
             share = share.max(send_burst.datagrams_per_message() as u64);
         }
-        measure::reduce_timer_slack();
+        tick::reduce_timer_slack();
         let start = Instant::now();
         let mut sent = Sent::default();
         let mut socket_index = 0;
@@ -171,7 +172,7 @@ fn connect(target: SocketAddr) -> Result<UdpSocket> {
         SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
         SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
     };
-    let socket = UdpSocket::bind(any).context("making a socket")?;
+    let socket = UdpSocket::bind(any).context("opening a socket")?;
     socket.connect(target).with_context(|| format!("connecting to {target}"))?;
     Ok(socket)
 }

@@ -43,14 +43,14 @@ impl Traffic {
     }
 }
 
-/// When to stop sending.
+/// End of the sending.
 #[derive(Clone, Debug)]
 pub enum Until {
     /// After this number of datagrams.
     Count(u64),
     /// After this time.
     Duration(Duration),
-    /// When the flag is set.
+    /// Once the flag is set.
     Stop(Arc<AtomicBool>),
     /// After this number of datagrams, or when the flag is set.
     CountOrStop(u64, Arc<AtomicBool>),

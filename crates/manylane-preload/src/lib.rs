@@ -72,7 +72,7 @@
 //! library's own calls inside `system` and `popen`. A descriptor that is used that way is the
 //! program's own socket: lane 0.
 
-#![cfg_attr(test, allow(dead_code, reason = "without its exports, most of the library is called by nobody"))]
+#![cfg_attr(test, allow(dead_code, reason = "without its exports, most of the library has no callers"))]
 
 mod base;
 mod batching;

@@ -23,6 +23,15 @@ impl SockAddr {
     /// Space that the kernel may fill, in bytes.
     pub const CAPACITY: usize = LEN_V6;
 
+    /// The address at the beginning of `bytes`. None if it is incomplete, or of the other family.
+    #[must_use]
+    pub fn parse(bytes: &[u8], is_v6: bool) -> Option<Self> {
+        let (family, len) = if is_v6 { (libc::AF_INET6, LEN_V6) } else { (libc::AF_INET, LEN_V4) };
+        let mut addr = Self::EMPTY;
+        addr.0[..len].copy_from_slice(bytes.get(..len)?);
+        (addr.family() == family).then_some(addr)
+    }
+
     /// Address family (`AF_INET`, `AF_INET6`), 0 while empty.
     pub(crate) fn family(&self) -> i32 {
         i32::from(u16::from_ne_bytes([self.0[0], self.0[1]]))
@@ -89,6 +98,17 @@ impl From<SocketAddr> for SockAddr {
     }
 }
 
+/// The address in the form that a socket of this family uses: an IPv6 socket has IPv4 addresses
+/// v4-mapped.
+#[must_use]
+#[inline]
+pub fn in_socket_family(addr: SocketAddr, is_v6: bool) -> SocketAddr {
+    match addr {
+        SocketAddr::V4(v4) if is_v6 => (v4.ip().to_ipv6_mapped(), v4.port()).into(),
+        _ => addr,
+    }
+}
+
 impl PartialEq for SockAddr {
     /// Compares family, address, port, flow label and scope. Ignores bytes behind the address,
     /// where the kernel leaves parts of an earlier, longer one.
@@ -133,6 +153,10 @@ mod tests {
         let scoped = SocketAddr::V6(SocketAddrV6::new("fe80::2".parse().unwrap(), 9, 5, 3));
         assert_eq!(SockAddr::from(scoped).to_std(), Some(scoped));
         assert_eq!(SockAddr::EMPTY.to_std(), None);
+        let bytes = SockAddr::from(scoped);
+        assert_eq!(SockAddr::parse(bytes.as_bytes(), true), Some(bytes));
+        assert_eq!(SockAddr::parse(&bytes.as_bytes()[..LEN_V6 - 1], true), None);
+        assert_eq!(SockAddr::parse(bytes.as_bytes(), false), None);
         assert_eq!(SockAddr::EMPTY.as_bytes(), b"");
     }
 

@@ -3,13 +3,16 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::diag::{Diag, attribute, read_u32};
+use crate::netlink::{AttrReader, NETLINK_SOCK_DIAG, NLM_F_DUMP, NetlinkSocket, SOCK_DIAG_BY_FAMILY, u32_at};
 
 /// Defined in linux/inet_diag.h.
 const INET_DIAG_SKV6ONLY: u16 = 11;
 /// Sizes of `struct inet_diag_req_v2` and `struct inet_diag_msg`.
 const REQUEST_LEN: usize = 56;
 const MESSAGE_LEN: usize = 72;
+/// Maximum number of reads of an answer, with some hundred sockets each. The kernel skips what it
+/// has listed before in each of them, so the time grows with the square of the number.
+const READS_MAX: usize = 64;
 
 /// A UDP socket of any process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +30,8 @@ pub struct BoundSocket {
     pub is_connected: bool,
     /// User that opened it.
     pub uid: u32,
+    /// Its inode, as in `/proc/PID/fd` ([`sock::inode`](crate::sock::inode)).
+    pub inode: u64,
 }
 
 impl BoundSocket {
@@ -64,7 +69,7 @@ fn matches(bound: IpAddr, only_v6: bool, ip: IpAddr) -> bool {
 /// Finds bound sockets. The first query opens a socket in the network namespace of the calling
 /// thread; later ones use it again, and need no free descriptor.
 #[derive(Debug, Default)]
-pub struct BoundSockets(Diag);
+pub struct BoundSockets(Option<NetlinkSocket>);
 
 impl BoundSockets {
     /// All UDP sockets that are bound to `port`, with any address.
@@ -73,14 +78,19 @@ impl BoundSockets {
     /// `ENOENT` if the kernel does not support it; errors of opening and reading the socket; an
     /// error if they are more than some ten thousand.
     pub fn find_by_port(&mut self, port: u16) -> io::Result<Vec<BoundSocket>> {
+        // After an error, the rest of the answer may still be queued: the next query takes a new
+        // socket.
+        let mut kernel = self.0.take().map_or_else(|| NetlinkSocket::open(NETLINK_SOCK_DIAG), Ok)?;
+        kernel.datagrams_max = READS_MAX;
         let mut found = Vec::new();
         for family in [libc::AF_INET, libc::AF_INET6] {
-            self.0.dump(&request(family, port), |message| {
-                found.push(parse(message)?);
-                Some(())
+            let request = request(family, port);
+            kernel.request(SOCK_DIAG_BY_FAMILY, NLM_F_DUMP, &request, |_, message| {
+                found.push(parse(message));
             })?;
         }
-        Ok(found)
+        self.0 = Some(kernel);
+        found.into_iter().collect::<Option<_>>().ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 }
 
@@ -101,20 +111,22 @@ fn parse(message: &[u8]) -> Option<BoundSocket> {
     let is_v6 = libc::c_int::from(bytes[0]) == libc::AF_INET6;
     let peer: [u8; 16] = bytes[to..to + 16].try_into().ok()?;
     let is_connected = bytes[6..8] != [0; 2] || peer != [0; 16];
-    let only_v6 = is_v6 && attribute(&message[MESSAGE_LEN..], INET_DIAG_SKV6ONLY).is_some_and(|is| is != [0]);
+    let attrs = AttrReader::after(message, MESSAGE_LEN);
+    let only_v6 = is_v6 && attrs.u8(INET_DIAG_SKV6ONLY).is_some_and(|is| is != 0);
     let ip = if is_v6 {
         Ipv6Addr::from(<[u8; 16]>::try_from(&bytes[at..at + 16]).ok()?).into()
     } else {
         Ipv4Addr::from(<[u8; 4]>::try_from(&bytes[at..at + 4]).ok()?).into()
     };
-    let cookie = u64::from(read_u32(bytes, 44)?) | u64::from(read_u32(bytes, 48)?) << 32;
+    let cookie = u64::from(u32_at(bytes, 44)?) | u64::from(u32_at(bytes, 48)?) << 32;
     Some(BoundSocket {
         cookie,
         ip,
         only_v6,
-        device: read_u32(bytes, 40)?,
+        device: u32_at(bytes, 40)?,
         is_connected,
-        uid: read_u32(bytes, 64)?,
+        uid: u32_at(bytes, 64)?,
+        inode: u32_at(bytes, 68)?.into(),
     })
 }
 
@@ -128,7 +140,15 @@ mod tests {
     use crate::sock;
 
     fn bound(ip: &str, only_v6: bool) -> BoundSocket {
-        BoundSocket { cookie: 1, ip: ip.parse().unwrap(), only_v6, device: 0, is_connected: false, uid: 0 }
+        BoundSocket {
+            cookie: 1,
+            ip: ip.parse().unwrap(),
+            only_v6,
+            device: 0,
+            is_connected: false,
+            uid: 0,
+            inode: 0,
+        }
     }
 
     #[test]
@@ -173,6 +193,7 @@ mod tests {
             let found = find().unwrap();
             assert_eq!((found.ip, found.device, found.is_connected), (addr.ip(), 0, false));
             assert_eq!(found.uid, crate::unix_socket::effective_uid());
+            assert_eq!(found.inode, sock::inode(socket.as_fd()).unwrap());
             socket.connect((addr.ip(), 9)).unwrap();
             assert!(find().unwrap().is_connected);
             drop(socket);

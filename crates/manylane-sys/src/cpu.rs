@@ -64,6 +64,7 @@ pub fn pin(cpu: usize) -> io::Result<()> {
 ///
 /// # Errors
 /// As for [`pin`]; `ESRCH` if there is no such thread, `EPERM` for a thread of another user.
+#[cfg(any(test, feature = "bench"))]
 pub fn pin_thread(thread: i32, cpu: usize) -> io::Result<()> {
     let thread = Pid::from_raw(thread).ok_or(Errno::SRCH)?;
     set_thread_affinity(Some(thread), &[cpu])

@@ -108,14 +108,6 @@ pub fn queues(name: &str) -> io::Result<Queues> {
     }
 }
 
-/// Receive queues in use.
-///
-/// # Errors
-/// As [`queues`].
-pub fn receive_queues(name: &str) -> io::Result<u32> {
-    Ok(queues(name)?.receive)
-}
-
 /// Name of the driver (`ETHTOOL_GDRVINFO`); empty if there is none.
 ///
 /// # Errors
@@ -227,7 +219,7 @@ mod tests {
         assert_eq!(name, "lo");
         assert!(mtu(&name).unwrap() >= 1280);
         assert_eq!(mac(&name).unwrap_err().raw_os_error(), Some(libc::ENOTSUP));
-        assert_eq!(receive_queues(&name).unwrap(), 1);
+        assert_eq!(queues(&name).unwrap().receive, 1);
         assert!(driver(&name).is_ok() && is_up(&name).is_ok());
         assert!(flow_hash("lo", FlowType::Udp4).is_err() && set_flow_hash("lo", FlowType::Udp6, 0).is_err());
         assert!(!strips_vlan_tags(&name).unwrap() && strips_vlan_tags("nosuchdevice").is_err());

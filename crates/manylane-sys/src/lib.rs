@@ -15,17 +15,15 @@
 //! | [`cpu`] | affinity, pinning, CPU time of a thread |
 //! | [`device`] | network devices: name, hardware address, queues, driver |
 //! | [`errno`] | error numbers, for crates that tell them apart |
-//! | [`fd`] | duplicates of descriptors |
+//! | [`fd`] | duplicates of descriptors, files in an open folder |
 //! | [`flock`] | locks on files |
-//! | [`measure`] | CPU time of other threads, precise sleeps, readiness of many sockets |
+//! | [`epoll`] | readiness of many sockets |
 //! | [`map`] | mappings, and words shared with eBPF programs or other processes |
-//! | [`numa`] | NUMA nodes of memory |
+//! | [`netlink`] | requests to the kernel by netlink, its replies and its events |
 //! | [`netns`] | network namespaces and their devices |
 //! | [`rx_coalesce`] | whether and how long a lane delays for a larger batch |
-//! | [`tick`] | sleeping to a common beat, milliseconds without a system call |
-//! | [`packet`] | sending whole frames, for tests and benches |
+//! | [`tick`] | sleeping to a common beat, milliseconds without a system call, timer slack |
 //! | [`process`] | running in place of a child: its signals, its end |
-//! | [`signal`] | interrupting a thread in a system call |
 //! | [`send_burst`] | sending one datagram many times, as a generator |
 //! | [`barrier`] | waiting for packets that are being steered |
 //! | [`bound_sockets`] | the UDP sockets that are bound to a port |
@@ -34,6 +32,7 @@
 //! | [`xsk`] | queues of a device in user space: AF_XDP sockets, their rings and frames |
 //! | [`shared`] | memory that processes share |
 //! | [`unix_socket`] | local sockets that carry messages and descriptors |
+//! | `measure`, `numa`, `packet`, `recvfrom`, `signal` | with the feature `bench`, which only benches and testbeds switch on: CPU time of other threads, NUMA nodes of memory, sending whole frames, one datagram per call, interrupting a thread in a system call |
 //! | `test_support` | for tests only, with the feature of this name: forbidding system calls, detaching eBPF programs |
 
 pub mod addr;
@@ -44,20 +43,27 @@ pub mod cbpf;
 pub mod control;
 pub mod cpu;
 pub mod device;
-mod diag;
+pub mod epoll;
 pub mod errno;
 pub mod fd;
 pub mod flock;
 pub mod map;
+#[cfg(any(test, feature = "bench"))]
 pub mod measure;
 pub mod mmsg;
+pub mod netlink;
 pub mod netns;
+#[cfg(any(test, feature = "bench"))]
 pub mod numa;
+#[cfg(any(test, feature = "bench"))]
 pub mod packet;
 pub mod process;
+#[cfg(any(test, feature = "bench"))]
+pub mod recvfrom;
 pub mod rx_coalesce;
 pub mod send_burst;
 pub mod shared;
+#[cfg(any(test, feature = "bench"))]
 pub mod signal;
 pub mod sock;
 #[cfg(any(test, feature = "test-support"))]

@@ -7,13 +7,13 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::process::CommandExt;
-use std::process::Command;
 use std::thread;
 
 use rustix::net::netdevice::name_to_index;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
+
+use crate::sock;
 
 /// A network namespace.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl NetNs {
                 NetNs::open("/proc/thread-self/ns/net")
             })?;
             made.join()
-                .unwrap_or_else(|_| Err(io::Error::other("the thread that makes a namespace panicked")))
+                .unwrap_or_else(|_| Err(io::Error::other("the thread that creates a namespace panicked")))
         })
     }
 
@@ -60,7 +60,9 @@ impl NetNs {
     ///
     /// # Errors
     /// If the descriptor cannot be duplicated.
-    pub fn enter_in_child(&self, command: &mut Command) -> io::Result<()> {
+    #[cfg(any(test, feature = "bench"))]
+    pub fn enter_in_child(&self, command: &mut std::process::Command) -> io::Result<()> {
+        use std::os::unix::process::CommandExt as _;
         let fd = self.fd.try_clone()?;
         // SAFETY: the closure runs in the child between fork and exec, where only async-signal-safe
         // calls are allowed: it does one setns on a descriptor that it owns, and allocates nothing
@@ -87,6 +89,14 @@ fn enter(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(move_into_link_name_space(fd, Some(LinkNameSpaceType::Network))?)
 }
 
+/// Cookie of the calling thread's namespace, which is never reused (Linux 5.14).
+///
+/// # Errors
+/// `ENOPROTOOPT` before Linux 5.14; those of opening a socket.
+pub fn cookie() -> io::Result<u64> {
+    sock::get(udp_socket()?.as_fd(), libc::SOL_SOCKET, libc::SO_NETNS_COOKIE)
+}
+
 /// Index of the device `name` in the namespace of the calling thread.
 ///
 /// # Errors
@@ -99,6 +109,7 @@ pub fn device_index(name: &str) -> io::Result<u32> {
 ///
 /// # Errors
 /// `ENODEV` if there is no such device.
+#[cfg(any(test, feature = "bench"))]
 pub fn is_device_running(name: &str) -> io::Result<bool> {
     let flags = device_flags(name)?;
     let is_running = flags & libc::IFF_UP != 0 && flags & libc::IFF_RUNNING != 0;
@@ -117,6 +128,7 @@ pub fn is_device_running(name: &str) -> io::Result<bool> {
 ///
 /// # Errors
 /// `ENODEV` if there is no such device, `EPERM` without CAP_NET_ADMIN, `EOPNOTSUPP`.
+#[cfg(any(test, feature = "bench"))]
 pub fn set_device_gro(name: &str, on: bool) -> io::Result<()> {
     const ETHTOOL_SGRO: u32 = 0x2c;
     ethtool_value(name, ETHTOOL_SGRO, on.into()).map(drop)
@@ -127,6 +139,7 @@ pub fn set_device_gro(name: &str, on: bool) -> io::Result<()> {
 ///
 /// # Errors
 /// `ENODEV` if there is no such device, `EPERM` without CAP_NET_ADMIN, `EOPNOTSUPP`.
+#[cfg(any(test, feature = "bench"))]
 pub fn set_device_checksums(name: &str, on: bool) -> io::Result<()> {
     const ETHTOOL_STXCSUM: u32 = 0x17;
     ethtool_value(name, ETHTOOL_STXCSUM, on.into()).map(drop)

@@ -54,7 +54,7 @@ mod tests {
     fn memory_is_bound_for_a_thread_and_those_it_starts() {
         let seen = std::thread::spawn(|| {
             if let Err(err) = bind_memory(&[0]) {
-                eprintln!("skipped: no memory can be bound here ({err})");
+                eprintln!("skipped: cannot bind memory ({err})");
                 return None;
             }
             let own = bound_nodes().unwrap();

@@ -1,6 +1,7 @@
 //! A process that runs in place of its child: waits for signals instead of handling them, observes
 //! the child, and ends as the child ended.
 
+#[cfg(any(test, feature = "bench"))]
 pub(crate) mod isolated;
 
 use std::io;
@@ -12,6 +13,7 @@ use std::time::Duration;
 use rustix::process::{self, Pid, WaitOptions};
 
 use crate::check;
+#[cfg(any(test, feature = "bench"))]
 pub use isolated::run_isolated;
 
 /// A signal that this process received.
@@ -246,6 +248,7 @@ pub fn become_subreaper() -> io::Result<()> {
 ///
 /// # Errors
 /// `ENOMEM`.
+#[cfg(any(test, feature = "bench"))]
 pub fn unshare_fd_table() -> io::Result<()> {
     // SAFETY: takes a number and no pointer. Descriptors keep their numbers and files, so that
     // every value of this thread that owns one still owns it.
@@ -330,6 +333,7 @@ mod tests {
     use std::thread;
 
     use super::*;
+    use crate::test_support::wait_for;
 
     /// Waits for the next state change of a child.
     fn next_status(signals: &Signals, pid: i32) -> WaitStatus {
@@ -411,11 +415,8 @@ mod tests {
             });
             let tid = told.recv().unwrap();
             let path = format!("/proc/self/task/{tid}/syscall");
-            let start = std::time::Instant::now();
-            while parse_blocked_on(&std::fs::read_to_string(&path).unwrap()) != Some(BlockedOn::Receive(fd)) {
-                assert!(start.elapsed() < Duration::from_secs(30));
-                thread::yield_now();
-            }
+            let read = || parse_blocked_on(&std::fs::read_to_string(&path).unwrap());
+            wait_for("the thread to block", read, |on| *on == Some(BlockedOn::Receive(fd)));
             socket.send_to(b"x", socket.local_addr().unwrap()).unwrap();
         });
         for line in ["", "running", "-1 0x0 0x0", "x 0x3", "999999 0x3 0x0"] {

@@ -4,10 +4,10 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Maximum datagrams of a GSO message: the kernel's UDP_MAX_SEGMENTS before Linux 6.9.
-const MAX_SEGMENTS: usize = 64;
+use crate::mmsg::SEGMENTS_MAX;
+
 /// Maximum bytes of a GSO message: the payload of one UDP datagram over IPv4.
-const MAX_GSO_BYTES: usize = 65_507;
+const GSO_BYTES_MAX: usize = 65_507;
 
 /// Headers for one `sendmmsg(2)` that all point to the same bytes.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ impl SendBurst {
     /// must have been set up by [`set_segment_size`].
     #[must_use]
     pub fn new(datagram: &[u8], messages: usize, segment: bool) -> SendBurst {
-        let fit = (MAX_GSO_BYTES / datagram.len().max(1)).clamp(1, MAX_SEGMENTS);
+        let fit = (GSO_BYTES_MAX / datagram.len().max(1)).clamp(1, SEGMENTS_MAX);
         // An empty datagram cannot be a segment: it is sent alone.
         let per_message = if segment && !datagram.is_empty() { fit } else { 1 };
         SendBurst {

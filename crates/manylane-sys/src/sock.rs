@@ -54,8 +54,6 @@ pub struct SocketInfo {
 /// # Errors
 /// Those of `getsockopt(2)`: `ENOTSOCK`; `ENOPROTOOPT` before Linux 5.14.
 pub fn socket_info(fd: BorrowedFd<'_>) -> io::Result<SocketInfo> {
-    /// Of asm-generic/socket.h.
-    const SO_NETNS_COOKIE: i32 = 71;
     let number = |name| get::<i32>(fd, libc::SOL_SOCKET, name);
     let (kind, protocol) = (number(libc::SO_TYPE)?, number(libc::SO_PROTOCOL)?);
     let only_v6 = match number(libc::SO_DOMAIN)? {
@@ -63,7 +61,7 @@ pub fn socket_info(fd: BorrowedFd<'_>) -> io::Result<SocketInfo> {
         libc::AF_INET6 => get::<i32>(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY)? != 0,
         _ => return Err(io::Error::from_raw_os_error(libc::EAFNOSUPPORT)),
     };
-    let namespace = get(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE)?;
+    let namespace = get(fd, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE)?;
     let cookie = get(fd, libc::SOL_SOCKET, libc::SO_COOKIE)?;
     let is_udp = (kind, protocol) == (libc::SOCK_DGRAM, libc::IPPROTO_UDP);
     Ok(SocketInfo { is_udp, only_v6, namespace, cookie })

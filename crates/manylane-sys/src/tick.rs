@@ -1,4 +1,4 @@
-//! Sleeping until a common tick, and the time of the last tick of the kernel.
+//! Sleeping until a common tick, the time of the last tick of the kernel, and the slack of timers.
 
 use std::ptr;
 use std::time::Duration;
@@ -33,6 +33,12 @@ pub fn coarse_ms() -> u32 {
     // does not exist.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
     (time.tv_sec as u32).wrapping_mul(1000).wrapping_add((time.tv_nsec / 1_000_000) as u32).max(1)
+}
+
+/// Reduces the calling thread's timer slack from 50 µs to 1 µs.
+pub fn reduce_timer_slack() {
+    // SAFETY: PR_SET_TIMERSLACK takes a plain number and touches no memory of ours.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000_usize) };
 }
 
 /// The current time, and the time until the next multiple of `period`, in nanoseconds.

@@ -42,17 +42,17 @@ const LIMIT: usize = 0;
 const DURATION: usize = 1;
 const INTERVAL: usize = 2;
 const FRAMES: usize = 3;
-const FIRST: usize = 4;
-const LAST: usize = 5;
-const LATE: usize = 6;
-const NEXT: usize = 7;
+const FIRST_NS: usize = 4;
+const LAST_NS: usize = 5;
+const LATE_NS: usize = 6;
+const NEXT_DUE: usize = 7;
 
 /// `struct ml_way`: index of the device, sum of the checksum, and from `HEADER_OFFSET` on the
 /// headers.
 type LinkTemplate = [u8; 72];
 const HEADER_OFFSET: usize = 8;
 /// Maximum number of links.
-const MAX_LINKS: usize = 64;
+const LINKS_MAX: usize = 64;
 
 /// Sends frames from one end of a link, or of several in turn. Counts are exact only if it is the
 /// only such sender on that end.
@@ -73,7 +73,7 @@ impl LiveSender {
     /// the traffic is any address of `to`.
     ///
     /// # Errors
-    /// When eBPF cannot be loaded, or the datagram does not fit a frame of the link or a page.
+    /// Fails if eBPF cannot be loaded, or the datagram does not fit a frame of the link or a page.
     pub fn new(from: &Host, to: &Host, link: usize, traffic: &Traffic) -> Result<LiveSender> {
         Self::build(from, to, &[link], std::slice::from_ref(traffic), false)
     }
@@ -84,7 +84,7 @@ impl LiveSender {
     /// # Errors
     /// As [`LiveSender::new`].
     pub fn with_random_sources(from: &Host, to: &Host, link: usize, traffic: &Traffic) -> Result<LiveSender> {
-        ensure!(traffic.target.is_ipv4(), "a flood from random sources is of IPv4");
+        ensure!(traffic.target.is_ipv4(), "random sources need an IPv4 target");
         Self::build(from, to, &[link], std::slice::from_ref(traffic), true)
     }
 
@@ -110,9 +110,9 @@ impl LiveSender {
         scattered: bool,
     ) -> Result<LiveSender> {
         let traffic = each.first().context("traffic needs a link")?;
-        ensure!(links.len() <= MAX_LINKS, "live frames take {MAX_LINKS} links at most");
+        ensure!(links.len() <= LINKS_MAX, "live frames support at most {LINKS_MAX} links");
         ensure!(traffic.flows > 0, "traffic needs at least one flow");
-        ensure!(!traffic.gso, "live frames are single datagrams: GSO messages need the portable sender");
+        ensure!(!traffic.gso, "live frames do not support GSO messages: use sockets");
         let payload = traffic.datagram();
         let first_port = 40_000.min(u16::MAX - (traffic.flows - 1));
         let frames =
@@ -174,7 +174,7 @@ impl LiveSender {
     /// Sends, and returns when all frames have entered the other end.
     ///
     /// # Errors
-    /// When the kernel does not run live frames, or the other end accepts none of them.
+    /// Fails if the kernel does not run live frames, or the other end accepts none of them.
     #[allow(clippy::needless_pass_by_value, reason = "as the portable sender; an order is used once")]
     pub fn send(&mut self, until: Until) -> Result<Sent> {
         self.set_params(&until)?;
@@ -186,8 +186,10 @@ impl LiveSender {
         let mut sent = Sent {
             datagrams: state[FRAMES],
             rejected: 0,
-            elapsed: Duration::from_nanos(state[LAST].saturating_sub(state[FIRST]).saturating_add(interval)),
-            late: Duration::from_nanos(state[LATE]),
+            elapsed: Duration::from_nanos(
+                state[LAST_NS].saturating_sub(state[FIRST_NS]).saturating_add(interval),
+            ),
+            late: Duration::from_nanos(state[LATE_NS]),
         };
         // The program counts the frames that it generated. The link counts those that it rejected
         // because it was full, and those that it carried. The others were sent to a link that was
@@ -207,7 +209,7 @@ impl LiveSender {
         }
         ensure!(
             sent.datagrams > 0 || sent.rejected == 0,
-            "{} took none of {} frames: is the other end up, with GRO or an XDP program?",
+            "{} accepted none of {} frames: the other end must be up, with GRO or an XDP program",
             self.host.device(self.links[0]),
             sent.rejected
         );
@@ -307,7 +309,7 @@ impl LiveSender {
             Until::Duration(duration) => match began {
                 Some(began) => began.elapsed() > *duration,
                 None => {
-                    *began = (self.state()?[FIRST] != 0).then(Instant::now);
+                    *began = (self.state()?[FIRST_NS] != 0).then(Instant::now);
                     false
                 }
             },
@@ -322,7 +324,7 @@ impl LiveSender {
         state[DURATION] = if let Until::Duration(time) = until { nanoseconds(*time) } else { u64::MAX };
         // A float to an integer saturates: a rate of nothing is one frame in years.
         state[INTERVAL] = self.pps.map_or(0, |pps| ((256e9 / pps.max(0.0)) as u64).clamp(1, u64::MAX >> 2));
-        for result in [FRAMES, FIRST, LAST, LATE, NEXT] {
+        for result in [FRAMES, FIRST_NS, LAST_NS, LATE_NS, NEXT_DUE] {
             state[result] = 0;
         }
         self.set_state(state)
@@ -367,12 +369,12 @@ fn build_frame(from: &Host, to: &Host, link: usize, traffic: &Traffic, payload: 
     let room = most - (plan.len() - payload.len());
     ensure!(
         payload.len() <= room,
-        "{} bytes do not fit a frame of this link, which takes {room}: choose a smaller size, or the portable sender",
+        "{} bytes do not fit into a frame of this link, which carries {room}: lower the size",
         payload.len()
     );
     let mut frame = vec![0; plan.len()];
     if let Err(err) = plan.write(&mut frame) {
-        bail!("no frame can carry {} bytes: {err}", payload.len());
+        bail!("cannot build a frame with {} bytes: {err}", payload.len());
     }
     let head = frame.len() - payload.len();
     frame[head - 2..head].fill(0);

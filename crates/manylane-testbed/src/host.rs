@@ -55,7 +55,7 @@ impl Host {
     /// `work` starts are inside, too, and so are its sockets, wherever they are used later.
     ///
     /// # Panics
-    /// When `work` does.
+    /// Panics if `work` does.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         thread::scope(|scope| {
             let worker = scope.spawn(|| {
@@ -69,7 +69,7 @@ impl Host {
     /// Starts a thread called `name` inside the host.
     ///
     /// # Errors
-    /// When no thread can be started.
+    /// Fails if no thread can be started.
     pub fn spawn<T: Send + 'static>(
         &self,
         name: &str,
@@ -87,7 +87,7 @@ impl Host {
     /// better.
     ///
     /// # Errors
-    /// When the process is out of descriptors.
+    /// Fails if the process is out of descriptors.
     pub fn command(&self, program: impl AsRef<OsStr>) -> io::Result<Command> {
         let mut command = Command::new(program);
         self.inner.namespace.enter_in_child(&mut command)?;
@@ -98,7 +98,7 @@ impl Host {
     /// one, so that sockets that other threads close meanwhile are really closed.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// Fails if it cannot be started.
     pub fn output(&self, program: &str, args: &[&str]) -> io::Result<Output> {
         process::run_isolated(Some(self.namespace()), program, args, b"")
     }
@@ -149,16 +149,16 @@ impl Host {
     /// Index of the device in this host.
     ///
     /// # Errors
-    /// When the device is gone.
+    /// Fails if the device is gone.
     pub fn device_index(&self, link: usize) -> Result<u32> {
         let device = self.device(link);
-        self.run(|| netns::device_index(device)).with_context(|| format!("looking for the device {device}"))
+        self.run(|| netns::device_index(device)).with_context(|| format!("finding device {device}"))
     }
 
-    /// What the kernel counted on this end of a link.
+    /// Reads the kernel's counters of this end of a link.
     ///
     /// # Errors
-    /// When the device is gone.
+    /// Fails if the device is gone.
     pub fn device_counters(&self, link: usize) -> Result<DeviceCounters> {
         self.run(|| device_counters(self.device(link)))
     }
@@ -184,7 +184,7 @@ impl Host {
     /// of the layout are added again here; neighbours are resolved as usual.
     ///
     /// # Errors
-    /// What `ip` says.
+    /// Fails with the message of `ip`.
     pub fn set_link(&self, link: usize, up: bool) -> Result<()> {
         let end = self.end(link);
         let device = &end.device;
@@ -203,12 +203,14 @@ impl Host {
     /// address is not answered, and the next one is sent a second later.
     ///
     /// # Errors
-    /// When it does not within a few seconds: the other end is down.
+    /// Fails if it does not within a few seconds: the other end is down.
     pub fn wait_for_carrier(&self, link: usize) -> Result<()> {
         let device = self.device(link);
         self.run(|| {
             let start = Instant::now();
-            while !netns::is_device_running(device).with_context(|| format!("looking at {device}"))? {
+            while !netns::is_device_running(device)
+                .with_context(|| format!("reading the state of {device}"))?
+            {
                 ensure!(start.elapsed() < LINK_UP_TIMEOUT, "{device} has no carrier: is the other end up?");
                 thread::sleep(Duration::from_millis(1));
             }
@@ -222,7 +224,7 @@ impl Host {
     /// for them until then.
     ///
     /// # Errors
-    /// When an address cannot be used after some seconds, because the link has no carrier.
+    /// Fails if an address cannot be used after some seconds, because the link has no carrier.
     pub fn wait_for_addrs(&self, link: usize) -> Result<()> {
         let device = self.device(link);
         self.run(|| {
@@ -244,7 +246,7 @@ impl Host {
     /// device runs NAPI and accepts frames sent by XDP only then.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Fails with the kernel's error.
     pub fn set_gro(&self, link: usize, on: bool) -> Result<()> {
         let device = self.device(link);
         self.run(|| netns::set_device_gro(device, on)).with_context(|| format!("switching GRO of {device}"))
@@ -254,7 +256,7 @@ impl Host {
     /// are sent as over a wire: one by one, with their checksums.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Fails with the kernel's error.
     pub fn set_checksums(&self, link: usize, on: bool) -> Result<()> {
         let device = self.device(link);
         self.run(|| netns::set_device_checksums(device, on))
@@ -264,7 +266,7 @@ impl Host {
     /// Sets a sysctl of the network namespace, such as `net.ipv4.udp_rmem_min`.
     ///
     /// # Errors
-    /// When it does not exist in a namespace, or refuses the value.
+    /// Fails if it does not exist in a namespace, or refuses the value.
     pub fn set_sysctl(&self, name: &str, value: &str) -> Result<()> {
         let path = format!("/proc/sys/{}", name.replace('.', "/"));
         self.run(|| fs::write(&path, value)).with_context(|| format!("setting the sysctl {name} to {value}"))
@@ -273,7 +275,7 @@ impl Host {
     /// Runs lines of `ip -batch` inside the host.
     ///
     /// # Errors
-    /// What `ip` says, with the lines.
+    /// Fails with the message of `ip`, with the lines.
     pub fn ip_batch(&self, lines: &str) -> Result<()> {
         let namespace = Some(self.namespace());
         let done = process::run_isolated(namespace, "ip", &["-batch", "-"], lines.as_bytes());
@@ -321,7 +323,7 @@ fn are_addrs_usable(addrs: &str, routes: &str, device: &str) -> bool {
 
 pub(crate) fn explain_missing_ip(err: io::Error) -> anyhow::Error {
     if err.kind() == io::ErrorKind::NotFound {
-        return anyhow::anyhow!("the program ip is missing: apt-get install iproute2");
+        return anyhow::anyhow!("cannot find the program ip: apt-get install iproute2");
     }
     anyhow::Error::new(err).context("starting ip")
 }

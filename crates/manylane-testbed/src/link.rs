@@ -75,7 +75,7 @@ pub struct DeviceCounters {
 /// Counters of `device` in the namespace of the calling thread.
 ///
 /// # Errors
-/// When there is no such device there.
+/// Fails if there is no such device there.
 pub fn device_counters(device: &str) -> Result<DeviceCounters> {
     // Not /proc/net/dev, which shows the namespace of the main thread.
     let table = std::fs::read_to_string("/proc/thread-self/net/dev").context("reading device counters")?;

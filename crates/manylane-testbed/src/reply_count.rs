@@ -17,7 +17,7 @@ use manylane_measure::sockets::Flows;
 use crate::host::Host;
 
 named_enum! {
-    /// Where replies between hosts are counted and dropped. A virtual link delivers a reply in the
+    /// Hook that counts and drops replies between hosts. A virtual link delivers a reply in the
     /// context of the sending thread, which pays for all work up to there.
     #[derive(Default)]
     pub enum CountHook {
@@ -63,7 +63,7 @@ impl ReplyFlows {
     /// Counts the replies to `flows` from here on.
     ///
     /// # Errors
-    /// When the kernel refuses a filter or the count.
+    /// Fails if the kernel refuses a filter or the count.
     pub fn replace(&mut self, flows: Arc<Flows>) -> Result<()> {
         flows.drop_replies()?;
         self.prior_count = self.count()?;
@@ -88,15 +88,15 @@ impl ReplyCounter {
     /// says.
     ///
     /// # Errors
-    /// When eBPF cannot be loaded, or, in the driver, one of the devices has an XDP program
+    /// Fails if eBPF cannot be loaded, or, in the driver, one of the devices has an XDP program
     /// already.
     pub fn attach(host: &Host, links: &[usize], port: u16, counter: CountHook) -> Result<Self> {
         let mut ebpf = EbpfLoader::new()
             .btf(None)
             .override_global("ml_port", &port, true)
-            .load(manylane_bpf::ANSWERS)
-            .context("loading the counter of answers")?;
-        let counts = ebpf.take_map("ml_answers").context("no map ml_answers")?;
+            .load(manylane_bpf::REPLIES)
+            .context("loading the reply counter")?;
+        let counts = ebpf.take_map("ml_replies").context("no map ml_replies")?;
         let devices: Vec<&str> = links.iter().map(|&link| host.device(link)).collect();
         host.run(|| match counter {
             CountHook::Driver => attach_xdp(&mut ebpf, &devices),
@@ -115,11 +115,11 @@ impl ReplyCounter {
     /// Number of replies so far.
     ///
     /// # Errors
-    /// When the counters cannot be read.
+    /// Fails if the counters cannot be read.
     pub fn count(&self) -> Result<u64> {
         match &self.backend {
             Backend::Devices(devices) => {
-                let counts = devices.counts.get(&0, 0).context("reading the count of answers")?;
+                let counts = devices.counts.get(&0, 0).context("reading the reply counter")?;
                 Ok(counts.iter().sum())
             }
             Backend::Flows(kept) => kept.lock().unwrap_or_else(PoisonError::into_inner).count(),
@@ -127,18 +127,18 @@ impl ReplyCounter {
     }
 }
 
-const LOAD_CONTEXT: &str = "loading the counter of answers (needs CAP_BPF and CAP_NET_ADMIN)";
+const LOAD_CONTEXT: &str = "loading the reply counter (needs CAP_BPF and CAP_NET_ADMIN)";
 
 /// In the namespace of the devices.
 fn attach_xdp(ebpf: &mut Ebpf, devices: &[&str]) -> Result<()> {
     let program: &mut Xdp =
-        ebpf.program_mut("ml_count_answers").context("no program ml_count_answers")?.try_into()?;
+        ebpf.program_mut("ml_count_replies").context("no program ml_count_replies")?.try_into()?;
     program.load().context(LOAD_CONTEXT)?;
     for device in devices {
         let index = manylane_sys::netns::device_index(device)?;
         program
             .attach_to_if_index(index, XdpMode::Driver)
-            .with_context(|| format!("attaching the counter of answers to {device}"))?;
+            .with_context(|| format!("attaching the reply counter to {device}"))?;
     }
     Ok(())
 }
@@ -153,7 +153,7 @@ fn attach_tc(ebpf: &mut Ebpf, devices: &[&str]) -> Result<()> {
         let _ = tc::qdisc_add_clsact(device);
         program
             .attach(device, TcAttachType::Ingress)
-            .with_context(|| format!("attaching the counter of answers to {device}"))?;
+            .with_context(|| format!("attaching the reply counter to {device}"))?;
     }
     Ok(())
 }

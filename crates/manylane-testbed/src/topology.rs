@@ -56,21 +56,22 @@ impl Testbed {
     /// 10.77.n.h and fd77:0:0:n::h, where h is the number of the host plus one.
     ///
     /// # Errors
-    /// When the layout makes no sense, privileges or the program `ip` are missing (see
+    /// Fails if the layout makes no sense, privileges or the program `ip` are missing (see
     /// [`available`]), or the kernel has no veth devices.
     pub fn new(layout: &Layout) -> Result<Testbed> {
         validate(layout)?;
         check_privileges()?;
         let mut hosts = Vec::with_capacity(layout.hosts);
         for index in 0..layout.hosts {
-            let namespace = NetNs::create().context("making a network namespace")?;
+            let namespace = NetNs::create().context("creating a network namespace")?;
             let ends = layout.links.iter().zip(0u8..).map(|(&(a, b), link)| {
                 (a == index || b == index).then(|| LinkEnd::new(link, index as u8, layout.mtu, layout.ipv6))
             });
             hosts.push(Host::new(index, namespace, ends.collect()));
         }
         for (link, &(a, b)) in layout.links.iter().enumerate() {
-            create_link(&hosts[a], &hosts[b], link, layout).with_context(|| format!("making link {link}"))?;
+            create_link(&hosts[a], &hosts[b], link, layout)
+                .with_context(|| format!("creating link {link}"))?;
         }
         let testbed = Testbed { hosts, links: layout.links.len() };
         for host in &testbed.hosts {
@@ -91,7 +92,7 @@ impl Testbed {
     pub fn recreate_link(&self, link: usize, layout: &Layout) -> Result<()> {
         let (a, b) = layout.links[link];
         create_link(&self.hosts[a], &self.hosts[b], link, layout)
-            .with_context(|| format!("making link {link}"))?;
+            .with_context(|| format!("creating link {link}"))?;
         self.restore_link(link, layout)
     }
 
@@ -99,7 +100,7 @@ impl Testbed {
     /// host and back: addresses, neighbours, and the link state.
     ///
     /// # Errors
-    /// What `ip` says.
+    /// Fails with the message of `ip`.
     pub fn restore_link(&self, link: usize, layout: &Layout) -> Result<()> {
         let (a, b) = layout.links[link];
         for (host, peer) in [(a, b), (b, a)] {
@@ -126,7 +127,7 @@ impl Testbed {
     /// Host `index`.
     ///
     /// # Panics
-    /// When there are fewer.
+    /// Panics if there are fewer.
     #[must_use]
     pub fn host(&self, index: usize) -> &Host {
         &self.hosts[index]
@@ -142,20 +143,20 @@ impl Testbed {
 /// Checks that this process can build a testbed.
 ///
 /// # Errors
-/// What is missing, and how to provide it.
+/// Names what is missing, and how to provide it.
 pub fn available() -> Result<()> {
     check_privileges()?;
     let ip = process::run_isolated(None, "ip", &["-V"], b"");
     ensure!(
         ip.map_err(explain_missing_ip)?.status.success(),
-        "the program ip does not run: apt-get install iproute2"
+        "cannot run the program ip: apt-get install iproute2"
     );
     match NetNs::create() {
         Ok(_) => Ok(()),
         Err(err) if err.kind() == io::ErrorKind::PermissionDenied => {
-            bail!("network namespaces are not permitted here (a container? run it with --privileged)")
+            bail!("network namespaces are not permitted (in a container, use --privileged)")
         }
-        Err(err) => Err(err).context("making a network namespace"),
+        Err(err) => Err(err).context("creating a network namespace"),
     }
 }
 
@@ -169,11 +170,7 @@ fn check_privileges() -> Result<()> {
         .filter(|(bit, _)| held & (1 << bit) == 0)
         .map(|(_, name)| name)
         .collect();
-    ensure!(
-        missing.is_empty(),
-        "a testbed of network namespaces needs {}: run as root (sudo)",
-        missing.join(" and ")
-    );
+    ensure!(missing.is_empty(), "a testbed needs {}: run as root (sudo)", missing.join(" and "));
     Ok(())
 }
 
@@ -200,7 +197,7 @@ fn validate(layout: &Layout) -> Result<()> {
         layout.mtu
     );
     for &(a, b) in &layout.links {
-        ensure!(a != b && a < layout.hosts && b < layout.hosts, "no link can join the hosts {a} and {b}");
+        ensure!(a != b && a < layout.hosts && b < layout.hosts, "invalid link between hosts {a} and {b}");
     }
     Ok(())
 }
@@ -246,7 +243,7 @@ fn configure(testbed: &Testbed, host: &Host, layout: &Layout) -> Result<()> {
 /// none is left over.
 ///
 /// # Errors
-/// When /proc cannot be read.
+/// Fails if /proc cannot be read.
 pub fn namespaces_in_use() -> Result<BTreeSet<u64>> {
     let mut found = BTreeSet::new();
     for process in fs::read_dir("/proc").context("reading /proc")?.filter_map(Result::ok) {

@@ -98,7 +98,7 @@ impl Sum {
         let sum = (sum >> 16) + (sum & 0xffff);
         let sum = (sum >> 16) + (sum & 0xffff);
         let sum = (sum >> 16) + (sum & 0xffff);
-        u16::from_be(sum as u16)
+        u16::from_be((sum & 0xffff) as u16)
     }
 
     /// The checksum: the complement of the sum.

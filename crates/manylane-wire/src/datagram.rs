@@ -214,10 +214,10 @@ impl Datagram {
 
     /// Sets the fields behind IP: `length` bytes of UDP at offset `at`.
     #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "from 16-bit fields, and checked against the frame")]
     fn set_udp_header<const N: usize>(&mut self, head: &[u8; N], at: usize, length: usize) {
         self.udp = chunk(head, at);
         self.ip_offset = IP_OFFSET as u8;
-        // Both come from 16-bit fields, and the frame was checked to have that many bytes.
         (self.payload_offset, self.len) = ((at + udp::HEADER_LEN) as u16, (length - udp::HEADER_LEN) as u16);
     }
 
@@ -276,7 +276,7 @@ impl Datagram {
             traffic_class,
             checksum,
             // A header with two tags has 22 bytes.
-            ip_offset: if has_options { 0 } else { link as u8 },
+            ip_offset: if has_options { 0 } else { u8::try_from(link).unwrap_or(0) },
         })
     }
 }

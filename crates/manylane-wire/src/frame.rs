@@ -220,6 +220,7 @@ impl UdpFrame<'_> {
     ///
     /// # Errors
     /// As for [`write`](Self::write).
+    #[expect(clippy::cast_possible_truncation, reason = "offsets in headers, which have less than 100 bytes")]
     pub fn write_headers_partial_checksum(&self, head: &mut [u8]) -> Result<(u16, u16)> {
         let start = self.len() - self.payload.len() - udp::HEADER_LEN;
         let datagram = self.write_network(head)?;

@@ -48,7 +48,7 @@ impl<'a> Ipv6<'a> {
         let (source, addresses) = split::<16>(addresses, Layer::Ipv6)?;
         let (destination, _) = split::<16>(addresses, Layer::Ipv6)?;
         Ok(Ipv6 {
-            traffic_class: (word >> 20) as u8,
+            traffic_class: v0 << 4 | v1 >> 4,
             flow_label: word & 0xf_ffff,
             next_header,
             hop_limit,

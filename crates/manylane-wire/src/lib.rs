@@ -36,6 +36,12 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+// Lengths and numbers here come from the network: no cast may change them silently.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_possible_wrap)
+)]
+
 pub mod checksum;
 pub mod datagram;
 mod error;

@@ -105,10 +105,10 @@ impl Datagram {
 
     /// Writes the UDP header without its checksum.
     #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "the callers have checked that it fits")]
     fn write_ports<const N: usize>(&self, head: &mut [u8; N], at: usize, payload: &[u8]) {
         let [a, b, c, d, ..] = self.udp;
         head[at..at + 4].copy_from_slice(&[c, d, a, b]);
-        // The callers have checked that it fits.
         head[at + 4..at + 6].copy_from_slice(&((udp::HEADER_LEN + payload.len()) as u16).to_be_bytes());
     }
 }

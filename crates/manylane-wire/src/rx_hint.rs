@@ -46,9 +46,9 @@ pub fn has_hint(frame: &[u8]) -> bool {
 /// address.
 pub fn restore(frame: &mut [u8], device: Mac) {
     if has_hint(frame)
-        && let Some(note) = frame.first_chunk_mut::<HINT_LEN>()
+        && let Some(hint) = frame.first_chunk_mut::<HINT_LEN>()
     {
-        *note = chunk(&device.0, 0);
+        *hint = chunk(&device.0, 0);
     }
 }
 
@@ -121,11 +121,12 @@ impl Datagram {
     /// Sets the checksum from a hint, if that says that `head` bytes are before the payload;
     /// returns the length of UDP.
     #[inline]
-    fn trust(&mut self, note: [u8; HINT_LEN], head: usize) -> Option<usize> {
-        let [kind, _, low, high] = note;
+    fn trust(&mut self, hint: [u8; HINT_LEN], head: usize) -> Option<usize> {
+        let [kind, _, low, high] = hint;
         self.checksum = if kind & PARTIAL != 0 { Checksum::Partial } else { Checksum::Valid };
         let length = u16::from_ne_bytes([low, high]);
-        (kind & !PARTIAL == HINT | head as u8).then(|| udp::HEADER_LEN + usize::from(length))
+        (usize::from(kind & !PARTIAL) == usize::from(HINT) | head)
+            .then(|| udp::HEADER_LEN + usize::from(length))
     }
 }
 
@@ -256,7 +257,7 @@ mod tests {
             let six = hinted.first_chunk().and_then(Datagram::from_hint_v6);
             assert_eq!((four, six), if v6 { (None, Some(read)) } else { (Some(read), None) });
             let four = Datagram::from_hint_v4(frame.first_chunk().unwrap());
-            assert_eq!((four, frame.first_chunk().and_then(Datagram::from_hint_v6)), (None, None), "no note");
+            assert_eq!((four, frame.first_chunk().and_then(Datagram::from_hint_v6)), (None, None), "no hint");
         }
     }
 }

@@ -101,9 +101,8 @@ impl<'a> Udp<'a> {
             let optional = source.is_ipv4() && destination.is_ipv4();
             return if optional { Checksum::Valid } else { Checksum::Invalid };
         }
-        let Ok(pseudo) = pseudo_header(source, destination, self.datagram.len()) else {
-            return Checksum::Invalid;
-        };
+        let Ok(length) = u16::try_from(self.datagram.len()) else { return Checksum::Invalid };
+        let Ok(pseudo) = pseudo_header(source, destination, length) else { return Checksum::Invalid };
         Checksum::verify(pseudo, self.datagram, self.checksum)
     }
 }
@@ -119,12 +118,12 @@ pub fn write_header(
     destination: SocketAddr,
     payload: &[u8],
 ) -> Result<()> {
-    let pseudo = pseudo_header(source.ip(), destination.ip(), HEADER_LEN + payload.len())?;
+    let length = datagram_len(payload.len())?;
+    let pseudo = pseudo_header(source.ip(), destination.ip(), length)?;
     let (header, _) = split_mut::<HEADER_LEN>(bytes, Layer::Udp)?;
     header[..2].copy_from_slice(&source.port().to_be_bytes());
     header[2..4].copy_from_slice(&destination.port().to_be_bytes());
-    // `pseudo` has checked that it fits.
-    header[4..6].copy_from_slice(&((HEADER_LEN + payload.len()) as u16).to_be_bytes());
+    header[4..6].copy_from_slice(&length.to_be_bytes());
     header[6..].fill(0);
     let checksum = nonzero_checksum(pseudo.add_bytes(header).add_bytes(payload).finish());
     header[6..].copy_from_slice(&checksum.to_be_bytes());
@@ -142,11 +141,12 @@ pub fn write_header_partial_checksum(
     destination: SocketAddr,
     payload: usize,
 ) -> Result<()> {
-    let pseudo = pseudo_header(source.ip(), destination.ip(), HEADER_LEN + payload)?;
+    let length = datagram_len(payload)?;
+    let pseudo = pseudo_header(source.ip(), destination.ip(), length)?;
     let (header, _) = split_mut::<HEADER_LEN>(bytes, Layer::Udp)?;
     header[..2].copy_from_slice(&source.port().to_be_bytes());
     header[2..4].copy_from_slice(&destination.port().to_be_bytes());
-    header[4..CHECKSUM_OFFSET].copy_from_slice(&((HEADER_LEN + payload) as u16).to_be_bytes());
+    header[4..CHECKSUM_OFFSET].copy_from_slice(&length.to_be_bytes());
     header[CHECKSUM_OFFSET..].copy_from_slice(&pseudo.value().to_be_bytes());
     Ok(())
 }
@@ -158,8 +158,12 @@ pub fn nonzero_checksum(checksum: u16) -> u16 {
     if checksum == 0 { 0xffff } else { checksum }
 }
 
-fn pseudo_header(source: IpAddr, destination: IpAddr, length: usize) -> Result<Sum> {
-    let length = u16::try_from(length).map_err(|_| Error::TooLong(Layer::Udp))?;
+/// Length of a datagram with its header.
+fn datagram_len(payload: usize) -> Result<u16> {
+    u16::try_from(HEADER_LEN + payload).map_err(|_| Error::TooLong(Layer::Udp))
+}
+
+fn pseudo_header(source: IpAddr, destination: IpAddr, length: u16) -> Result<Sum> {
     match (source, destination) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
             Ok(Sum::pseudo_v4(source, destination, PROTOCOL, length))

@@ -78,7 +78,7 @@ impl Builder {
             .map_err(|err| {
                 Error::with(
                     ErrorKind::Address,
-                    "the address does not parse or resolve: expected IP:PORT or NAME:PORT",
+                    "cannot parse or resolve the address: expected IP:PORT or NAME:PORT",
                     err,
                 )
             })?
@@ -146,7 +146,7 @@ impl Builder {
         self
     }
 
-    /// Whether the kernel may deliver several datagrams of one flow as one message (UDP GRO, Linux
+    /// Allows the kernel to deliver several datagrams of one flow as one message (UDP GRO, Linux
     /// 5.0). Default: on where the kernel supports it, except with steering by `round-robin` and
     /// `key`, which have to see every datagram.
     pub fn gro(&mut self, on: bool) -> &mut Self {
@@ -154,14 +154,14 @@ impl Builder {
         self
     }
 
-    /// Whether consecutive replies of one size to one peer may be sent as one GSO message (UDP
-    /// GSO, Linux 4.18). Default: on where the kernel supports it.
+    /// Allows lanes to send consecutive replies of one size to one peer as one message (UDP GSO,
+    /// Linux 4.18). Default: on where the kernel supports it.
     pub fn gso(&mut self, on: bool) -> &mut Self {
         self.config.gso = on;
         self
     }
 
-    /// Whether [`Datagram::ecn`](crate::Datagram::ecn) is filled in. Default: off, because the
+    /// Fills in [`Datagram::ecn`](crate::Datagram::ecn). Default: off, because the
     /// kernel then writes a control message for each datagram, which adds about a tenth to the
     /// cost of a receive.
     pub fn ecn(&mut self, on: bool) -> &mut Self {
@@ -169,7 +169,7 @@ impl Builder {
         self
     }
 
-    /// Whether the kernel stamps each datagram with its time of arrival. Default: off.
+    /// Requests the kernel's receive timestamp of each datagram. Default: off.
     pub fn timestamps(&mut self, on: bool) -> &mut Self {
         self.config.timestamps = on;
         self
@@ -206,9 +206,9 @@ impl Builder {
         self
     }
 
-    /// What a lane does while its queue is empty: trades latency against CPU time. Default:
-    /// [`WaitPolicy::Sleep`]. [`Socket::waiting`](crate::Socket::waiting) returns the policy in
-    /// force.
+    /// Sets the wait policy of lanes with empty queues, which trades latency against CPU time.
+    /// Default: [`WaitPolicy::Sleep`]. [`Socket::waiting`](crate::Socket::waiting) returns the
+    /// policy in force.
     pub fn wait(&mut self, policy: WaitPolicy) -> &mut Self {
         self.config.wait = policy;
         self
@@ -320,13 +320,12 @@ pub(crate) fn check_range(name: &str, value: usize, most: usize) -> Result<usize
     if (1..=most).contains(&value) {
         Ok(value)
     } else {
-        Err(Error::new(ErrorKind::Config, format!("{name} {value} is not within 1 to {most}")))
+        Err(Error::new(ErrorKind::Config, format!("invalid {name} {value}: expected 1 to {most}")))
     }
 }
 
 /// The error of `limit`, `allow` and `deny` with an engine that has no filter.
-pub(crate) const FILTER_REFUSED: &str =
-    "limit, allow and deny need the engine xdp, which drops frames before anything is spent on them";
+pub(crate) const FILTER_REFUSED: &str = "limit, allow and deny need engine xdp";
 
 /// Options of the engine `xdp`.
 #[derive(Clone, Debug)]

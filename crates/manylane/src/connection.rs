@@ -57,7 +57,7 @@ fn check_closing() -> io::Result<()> {
     if CLOSING.load(Ordering::Relaxed) < CLOSING_MAX {
         return Ok(());
     }
-    let why = "too many processes have sent descriptors whose close blocks: end them first";
+    let why = "too many processes have sent descriptors whose close blocks: end these processes first";
     Err(io::Error::new(io::ErrorKind::QuotaExceeded, why))
 }
 
@@ -169,33 +169,38 @@ pub(crate) mod tests {
         other
     }
 
-    /// Runs `test` in a process of its own, because it uses up what is counted for a process.
-    fn run_alone(name: &str, test: impl FnOnce()) {
+    /// Runs the test `name` in a process of its own, because it uses up what is counted for a
+    /// process, or has descriptors that block when they are closed: a program that another test
+    /// starts meanwhile would have copies of both ends, and block for ever in closing the first.
+    pub(crate) fn run_alone(name: &str, test: impl FnOnce()) {
         if std::env::var_os("MANYLANE_TEST_ALONE").is_some() {
             return test();
         }
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", name]).env("MANYLANE_TEST_ALONE", "1");
-        assert!(command.status().unwrap().success());
+        let output = command.args(["--exact", name]).env("MANYLANE_TEST_ALONE", "1").output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "{name}: {text}");
     }
 
     #[test]
     fn loopback_a_descriptor_that_blocks_blocks_nobody_who_closes() {
-        let name = format!("manylane.test.blocking.{}", std::process::id());
-        let listener = listen_with_fds(&name);
-        let start = Instant::now();
-        // One in a connection that was accepted, and one that was not.
-        let accepted = send_lingering(&name);
-        drop(listener.accept().unwrap());
-        let pending = send_lingering(&name);
-        drop(listener);
-        assert!(start.elapsed() < BLOCKED, "{:?}", start.elapsed());
-        assert!(unix_socket::connect(&name, BLOCKED).is_err(), "it is closed");
-        for (client, other) in [accepted, pending] {
-            let is_blocked = || unix_socket::send(client.as_fd(), b"more", &[]).is_err();
-            assert!(is_blocked(), "no more is taken");
-            drop(other);
-        }
+        run_alone("connection::tests::loopback_a_descriptor_that_blocks_blocks_nobody_who_closes", || {
+            let name = format!("manylane.test.blocking.{}", std::process::id());
+            let listener = listen_with_fds(&name);
+            let start = Instant::now();
+            // One in a connection that was accepted, and one that was not.
+            let accepted = send_lingering(&name);
+            drop(listener.accept().unwrap());
+            let pending = send_lingering(&name);
+            drop(listener);
+            assert!(start.elapsed() < BLOCKED, "{:?}", start.elapsed());
+            assert!(unix_socket::connect(&name, BLOCKED).is_err(), "it is closed");
+            for (client, other) in [accepted, pending] {
+                let is_blocked = || unix_socket::send(client.as_fd(), b"more", &[]).is_err();
+                assert!(is_blocked(), "no more is taken");
+                drop(other);
+            }
+        });
     }
 
     #[test]

@@ -28,8 +28,8 @@ use std::os::fd::AsFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use manylane_sys::epoll::Epoll;
 use manylane_sys::errno::EMFILE;
-use manylane_sys::measure::Epoll;
 use manylane_sys::sock;
 use manylane_sys::unix_socket::{self, PeerCred};
 
@@ -89,7 +89,7 @@ impl ControlSocket {
         let page: Page = Box::new(page);
         peer::listen(NAME_PREFIX)
             .and_then(|listener| Self::serve(listener, page, filter))
-            .map_err(|err| Error::system("a local socket for 'manylane top'", err))
+            .map_err(|err| Error::system("opening the control socket", err))
     }
 
     fn serve(listener: Listener, page: Page, filter: Option<FilterHandle>) -> io::Result<Self> {
@@ -130,13 +130,13 @@ fn serve(
 fn handle_connection(connection: &Connection, page: &Page, filter: Option<&FilterHandle>) -> io::Result<()> {
     let (peer, own) = (unix_socket::peer_cred(connection.as_fd())?, unix_socket::effective_uid());
     if !peer.is_user(0) && !peer.is_user(own) {
-        let why = format!("refused only root and the user {own} of this process may ask");
+        let why = format!("refused only root and the user {own} of this process may query it");
         return unix_socket::send(connection.as_fd(), why.as_bytes(), &[]);
     }
     sock::wait_readable(connection.as_fd(), IO_TIMEOUT);
     let mut question = vec![0; REQUEST_LEN_MAX];
     let len = unix_socket::recv_without_fds(connection.as_fd(), &mut question)?;
-    let answer = match std::str::from_utf8(&question[..len]).map_err(|_| "that is no text".into()) {
+    let answer = match std::str::from_utf8(&question[..len]).map_err(|_| "the request is not UTF-8".into()) {
         Ok(question) => handle_request(question, page, filter),
         Err(why) => Err(why),
     };
@@ -162,8 +162,10 @@ fn handle_request(
     let words: Vec<&str> = lines.next().unwrap_or("").split_ascii_whitespace().collect();
     let verb = match words.as_slice() {
         [NAME_PREFIX, VERSION, verb] => *verb,
-        [NAME_PREFIX, ..] => return Err(format!("this process has version {VERSION} of its control socket")),
-        _ => return Err("that is no question".into()),
+        [NAME_PREFIX, ..] => {
+            return Err(format!("this process speaks version {VERSION} of the control protocol"));
+        }
+        _ => return Err("unknown request".into()),
     };
     let filter = || filter.ok_or_else(|| FILTER_REFUSED.to_owned());
     match verb {
@@ -179,7 +181,7 @@ fn handle_request(
             filter()?.change(|filter| change(filter, &lines)).map_err(|err| err.chain())?;
             Ok(String::new())
         }
-        _ => Err("that is no question".into()),
+        _ => Err("unknown request".into()),
     }
 }
 
@@ -211,7 +213,7 @@ fn change(filter: &mut Filter, lines: &[&str]) -> Result<()> {
             Some(("allow", text)) => filter.set_rule(prefix(text)?, Some(Rule::Allow))?,
             Some(("deny", text)) => filter.set_rule(prefix(text)?, Some(Rule::Deny))?,
             Some(("forget", text)) => filter.set_rule(prefix(text)?, None)?,
-            _ => return Err(Error::new(ErrorKind::Config, format!("{line:?} is no change"))),
+            _ => return Err(Error::new(ErrorKind::Config, format!("unknown change {line:?}"))),
         }
     }
     limits.map_or(Ok(()), |limits| filter.set_limits(&limits))
@@ -335,15 +337,15 @@ impl ControlClient {
     fn failure(&self, err: io::Error) -> Error {
         match err.kind() {
             io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
-                Error::with(ErrorKind::Io, format!("process {} does not answer in time", self.pid), err)
+                Error::with(ErrorKind::Io, format!("process {} does not reply in time", self.pid), err)
             }
             io::ErrorKind::QuotaExceeded => {
                 Error::new(ErrorKind::Limit, format!("process {}: {err}", self.pid))
             }
             _ if err.raw_os_error() == Some(EMFILE) => {
-                Error::system(format!("a connection to process {}", self.pid), err)
+                Error::system(format!("connecting to process {}", self.pid), err)
             }
-            _ => Error::with(ErrorKind::State, format!("process {} does not answer", self.pid), err),
+            _ => Error::with(ErrorKind::State, format!("process {} does not reply", self.pid), err),
         }
     }
 
@@ -361,7 +363,7 @@ impl ControlClient {
         if let Some(text) = reply.strip_prefix("ok\n") {
             return Ok(text.into());
         }
-        let why = reply.strip_prefix("refused ").unwrap_or("it answers something else");
+        let why = reply.strip_prefix("refused ").unwrap_or("unexpected reply");
         // Printed to a terminal: strip what another process may have injected.
         let why: String = why.chars().filter(|c| !c.is_control()).take(400).collect();
         let kind = if why.starts_with("only root") { ErrorKind::Permission } else { ErrorKind::Config };

@@ -8,22 +8,45 @@
 use std::ops::AddAssign;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The class of a counter in the sums.
+/// The side of a counter, and whether it is a loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Class {
+    Recv,
     /// A datagram that arrived and was not delivered.
     RecvLoss,
+    Send,
     /// A datagram that was offered and not sent.
     SendLoss,
-    /// Neither.
-    Other,
+}
+
+/// What is known of a counter or sum beside its value.
+pub(crate) struct Description {
+    pub(crate) name: &'static str,
+    /// The documentation, with a space before each line.
+    doc: &'static str,
+    class: Class,
+    pub(crate) value: fn(&LaneCounters) -> Option<u64>,
+}
+
+impl Description {
+    pub(crate) fn doc(&self) -> &'static str {
+        self.doc.trim_start()
+    }
+}
+
+macro_rules! steered_doc {
+    () => {
+        " Messages that eBPF steered to the lane, counted in the kernel; none without eBPF. A GSO \
+         message that was sent on this host (over loopback or veth) is steered once, even if GRO is \
+         off and the kernel then splits it."
+    };
 }
 
 /// Generates the cells of a lane ([`Count`]), the public snapshot ([`LaneCounters`]) and its sums.
 /// A row has the documentation, the field (also its name in metrics and JSON), the cell, and the
 /// [`Class`].
 macro_rules! lane_counters {
-    ($($(#[$doc:meta])* $field:ident: $cell:ident, $class:ident;)*) => {
+    ($($(#[doc = $doc:literal])* $field:ident: $cell:ident, $class:ident;)*) => {
         /// The cells of a lane.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(usize)]
@@ -39,16 +62,38 @@ macro_rules! lane_counters {
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct LaneCounters {
-            $($(#[$doc])* pub $field: u64,)*
-            /// Messages that eBPF steered to the lane, counted in the kernel; none without eBPF. A
-            /// GSO message that was sent on this host (over loopback or veth) is steered once,
-            /// even if GRO is off and the kernel then splits it.
+            $($(#[doc = $doc])* pub $field: u64,)*
+            #[doc = steered_doc!()]
             pub steered: Option<u64>,
         }
 
         impl LaneCounters {
-            const TABLE: &'static [(&'static str, Class, fn(&Self) -> u64)] =
-                &[$((stringify!($field), Class::$class, |counters| counters.$field),)*];
+            pub(crate) const TABLE: &'static [Description] = &[
+                Description {
+                    name: "arrived",
+                    doc: "Datagrams that reached the lane: `delivered` and the receive losses.",
+                    class: Class::Recv,
+                    value: |counters| Some(counters.arrived()),
+                },
+                Description {
+                    name: "lost",
+                    doc: "Datagrams that were offered and not sent: the sum of the send losses.",
+                    class: Class::Send,
+                    value: |counters| Some(counters.lost()),
+                },
+                Description {
+                    name: "steered",
+                    doc: steered_doc!(),
+                    class: Class::Recv,
+                    value: |counters| counters.steered,
+                },
+                $(Description {
+                    name: stringify!($field),
+                    doc: concat!($($doc),*),
+                    class: Class::$class,
+                    value: |counters| Some(counters.$field),
+                },)*
+            ];
         }
 
         impl Cells {
@@ -70,19 +115,19 @@ macro_rules! lane_counters {
 }
 
 lane_counters! {
-    /// Handed to the application.
-    delivered: Delivered, Other;
+    /// Datagrams handed to the application.
+    delivered: Delivered, Recv;
     /// Payload bytes handed to the application.
-    delivered_bytes: DeliveredBytes, Other;
-    /// Delivered from a queue of a device, past the kernel's stack. All others arrived on the
-    /// companion socket.
-    delivered_by_xdp: DeliveredByXdp, Other;
-    /// Delivered, but truncated to the size of the buffer, and flagged.
-    truncated: Truncated, Other;
+    delivered_bytes: DeliveredBytes, Recv;
+    /// Datagrams delivered from a queue of a device, past the kernel's stack. All others arrived
+    /// on the companion socket.
+    delivered_by_xdp: DeliveredByXdp, Recv;
+    /// Datagrams delivered, but truncated to the size of the buffer, and flagged.
+    truncated: Truncated, Recv;
     /// Dropped by the kernel at this lane's queue: queue full, no memory, or a wrong checksum.
     /// With GRO the kernel counts a dropped GRO message once.
     kernel_dropped: KernelDropped, RecvLoss;
-    /// Dropped unread in favour of newer datagrams, with [`DropPolicy::Head`](crate::DropPolicy).
+    /// Dropped unread in favour of newer datagrams, with `DropPolicy::Head` (`--drop head`).
     dropped_stale: DroppedStale, RecvLoss;
     /// Still queued when the lane was closed, and dropped with it.
     discarded: Discarded, RecvLoss;
@@ -95,34 +140,33 @@ lane_counters! {
     /// was too long.
     xsk_dropped: XskDropped, RecvLoss;
     /// Receive calls that returned at least one message.
-    batches: Batches, Other;
+    batches: Batches, Recv;
     /// Messages received from the kernel for the application; a GRO message of many datagrams is
     /// one.
-    messages: Messages, Other;
+    messages: Messages, Recv;
     /// GRO messages of more than one datagram that were received.
-    gro_messages: GroMessages, Other;
+    gro_messages: GroMessages, Recv;
     /// Receive calls that failed. No datagram was lost by them.
-    recv_errors: RecvErrors, Other;
+    recv_errors: RecvErrors, Recv;
     /// Calls in which the lane was to sleep until a datagram arrives, or for a given time.
-    sleeps: Sleeps, Other;
-    /// Polls without sleep that found nothing to receive: the cost of
-    /// [spinning](crate::WaitPolicy).
-    empty_polls: EmptyPolls, Other;
-    /// Given to the lane for sending.
-    offered: Offered, Other;
-    /// Accepted by the kernel for sending.
-    sent: Sent, Other;
+    sleeps: Sleeps, Recv;
+    /// Polls without sleep that found nothing to receive: the cost of spinning.
+    empty_polls: EmptyPolls, Recv;
+    /// Datagrams given to the lane for sending.
+    offered: Offered, Send;
+    /// Datagrams accepted by the kernel for sending. That is no promise that they arrive.
+    sent: Sent, Send;
     /// Payload bytes accepted by the kernel for sending.
-    sent_bytes: SentBytes, Other;
-    /// Sent past the kernel's stack. All others were sent by the companion socket.
-    sent_by_xdp: SentByXdp, Other;
+    sent_bytes: SentBytes, Send;
+    /// Datagrams sent past the kernel's stack. All others were sent by the companion socket.
+    sent_by_xdp: SentByXdp, Send;
     /// System calls for sending.
-    send_calls: SendCalls, Other;
+    send_calls: SendCalls, Send;
     /// GSO messages of more than one datagram that were sent.
-    gso_messages: GsoMessages, Other;
+    gso_messages: GsoMessages, Send;
     /// GSO messages that the device or the path refused, and that were sent datagram by datagram.
-    gso_fallbacks: GsoFallbacks, Other;
-    /// Not sent: the socket's send buffer stayed full (`EAGAIN`).
+    gso_fallbacks: GsoFallbacks, Send;
+    /// Not sent: the socket's send buffer stayed full (`EAGAIN`) for 100 ms, or a flush took 1 s.
     lost_sndbuf_full: LostSndbufFull, SendLoss;
     /// Not sent: no memory (`ENOBUFS`, `ENOMEM`), for example for the fragments of a datagram that
     /// is larger than a frame and the send buffer. A datagram that a full device queue drops
@@ -130,7 +174,7 @@ lane_counters! {
     lost_no_buffers: LostNoBuffers, SendLoss;
     /// Not sent: no route, or the network is down.
     lost_unreachable: LostUnreachable, SendLoss;
-    /// Not sent: larger than a datagram or the path allows.
+    /// Not sent: larger than a datagram or the path allows (`EMSGSIZE`).
     lost_too_large: LostTooLarge, SendLoss;
     /// Not sent: a firewall rule or a missing privilege (`EPERM`, `EACCES`).
     lost_denied: LostDenied, SendLoss;
@@ -140,10 +184,10 @@ lane_counters! {
     abandoned: Abandoned, SendLoss;
     /// Times that engine `uring` had no buffer for a queued datagram (`ENOBUFS`). No datagram is
     /// lost by it: it stays in the socket's queue.
-    uring_no_buffers: UringNoBuffers, Other;
+    uring_no_buffers: UringNoBuffers, Recv;
     /// Lanes of engine `uring` that fell back to `mmsg` because io_uring failed, for example
     /// because a seccomp filter was installed later.
-    uring_fallbacks: UringFallbacks, Other;
+    uring_fallbacks: UringFallbacks, Recv;
 }
 
 /// Counters by name; see [`LaneCounters::named`].
@@ -200,23 +244,21 @@ impl LaneCounters {
     }
 
     fn sum(&self, class: Class) -> u64 {
-        Self::TABLE.iter().filter(|(_, of, _)| *of == class).map(|(_, _, value)| value(self)).sum()
+        Self::TABLE.iter().filter(|row| row.class == class).filter_map(|row| (row.value)(self)).sum()
     }
 
     /// All counters with their names in metrics and JSON, and the sums `arrived` and `lost`. A
     /// counter that is not available here has no value.
     #[must_use]
     pub fn named(&self) -> NamedCounters {
-        let sums =
-            [("arrived", Some(self.arrived())), ("lost", Some(self.lost())), ("steered", self.steered)];
-        let counters = Self::TABLE.iter().map(|(name, _, value)| (*name, Some(value(self))));
-        sums.into_iter().chain(counters).collect()
+        Self::TABLE.iter().map(|row| (row.name, (row.value)(self))).collect()
     }
 
     /// True if the counter of this name counts datagrams lost while receiving or sending.
     #[must_use]
     pub fn is_loss(name: &str) -> bool {
-        Self::TABLE.iter().any(|(one, class, _)| *one == name && *class != Class::Other)
+        let is_loss = |class| matches!(class, Class::RecvLoss | Class::SendLoss);
+        Self::TABLE.iter().any(|row| row.name == name && is_loss(row.class))
     }
 }
 
@@ -273,5 +315,40 @@ impl Counters {
             total += *lane;
         }
         total
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The tables of docs/operating.md are generated from the counters: `MANYLANE_WRITE_DOCS=1
+    /// cargo test -p manylane counters` writes them again.
+    #[test]
+    fn operating_docs_describe_every_counter() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operating.md");
+        let mut page = std::fs::read_to_string(path).unwrap();
+        for (side, classes) in
+            [("receiving", [Class::Recv, Class::RecvLoss]), ("sending", [Class::Send, Class::SendLoss])]
+        {
+            let mut table = String::from("\n| counter | counts |\n|---|---|\n");
+            for row in LaneCounters::TABLE.iter().filter(|row| classes.contains(&row.class)) {
+                table += &format!("| `{}` | {} |\n", row.name, row.doc());
+            }
+            table.push('\n');
+            let start = format!("<!-- counters of {side}: made of the code -->\n");
+            let (head, rest) = page.split_once(&start).unwrap();
+            let (shown, tail) = rest.split_once("<!-- end of counters -->\n").unwrap();
+            if std::env::var_os("MANYLANE_WRITE_DOCS").is_none() {
+                assert_eq!(
+                    shown, table,
+                    "MANYLANE_WRITE_DOCS=1 cargo test -p manylane counters writes it anew"
+                );
+            }
+            page = [head, &start, &table, "<!-- end of counters -->\n", tail].concat();
+        }
+        if std::env::var_os("MANYLANE_WRITE_DOCS").is_some() {
+            std::fs::write(path, page).unwrap();
+        }
     }
 }

@@ -67,17 +67,17 @@ impl Error {
             Some(ENFILE) => (ErrorKind::Limit, ": raise the sysctl fs.file-max"),
             Some(ENOMEM | ENOBUFS) => (
                 ErrorKind::Limit,
-                ": a memory limit is in the way (ulimit -v, memory cgroup): lower batch() or lanes()",
+                ": raise the memory limit (ulimit -v, memory cgroup), or lower batch() or lanes()",
             ),
             Some(EPERM | EACCES) => (ErrorKind::Permission, ""),
             Some(EADDRINUSE) => (ErrorKind::InUse, ""),
             Some(EADDRNOTAVAIL) => (
                 ErrorKind::Address,
-                ": no interface of this machine has that address (IPv6 may be off: net.ipv6.conf.all.disable_ipv6)",
+                ": no interface of this machine has this address (or IPv6 is off: net.ipv6.conf.all.disable_ipv6)",
             ),
-            Some(EAFNOSUPPORT) => (ErrorKind::Address, ": this kernel has no IPv6 (or it is turned off)"),
+            Some(EAFNOSUPPORT) => (ErrorKind::Address, ": this kernel has no IPv6, or it is turned off"),
             Some(ENOPROTOOPT | EOPNOTSUPP | ENOSYS) => {
-                (ErrorKind::Unsupported, ": this kernel does not have it")
+                (ErrorKind::Unsupported, ": this kernel does not support it")
             }
             _ => (ErrorKind::Io, ""),
         };

@@ -1,4 +1,4 @@
-//! What a socket accepts: limits per source, and prefixes that are allowed or denied. Values only:
+//! Filter of a socket: limits per source, and prefixes that are allowed or denied. Values only:
 //! the XDP program enforces them (`bpf/filter.h`), and `io/filter.rs` writes them to its maps.
 
 use std::collections::BTreeMap;
@@ -40,7 +40,7 @@ impl Limit {
     pub fn new(rate: f64) -> Result<Self> {
         if !(RATE_MIN..=RATE_MAX).contains(&rate) {
             return Err(config_error(format!(
-                "limit: the rate {rate} is not within {RATE_MIN} to {RATE_MAX}"
+                "limit: invalid rate {rate}: expected {RATE_MIN} to {RATE_MAX}"
             )));
         }
         // In range, so the casts lose only fractions.
@@ -54,7 +54,7 @@ impl Limit {
     /// [`ErrorKind::Config`] for any other number.
     pub fn burst(mut self, datagrams: u32) -> Result<Self> {
         if !(1..=BURST_MAX).contains(&datagrams) {
-            return Err(config_error(format!("limit: the burst {datagrams} is not within 1 to {BURST_MAX}")));
+            return Err(config_error(format!("limit: invalid burst {datagrams}: expected 1 to {BURST_MAX}")));
         }
         self.burst = datagrams;
         Ok(self)
@@ -67,7 +67,9 @@ impl Limit {
     /// [`ErrorKind::Config`] for any other length.
     pub fn per(mut self, ipv4: u8, ipv6: u8) -> Result<Self> {
         if ipv4 > 32 || ipv6 > 128 {
-            return Err(config_error(format!("limit: a prefix of {ipv4} bits (IPv6: {ipv6}) cannot be")));
+            return Err(config_error(format!(
+                "limit: invalid prefix length {ipv4} (IPv6: {ipv6}): expected at most 32 (IPv6: 128)"
+            )));
         }
         self.prefix_lens = [ipv4, ipv6];
         Ok(self)
@@ -95,7 +97,7 @@ impl FromStr for Limit {
     fn from_str(text: &str) -> Result<Self> {
         let refuse = || {
             config_error(format!(
-                "limit {text:?} is not RATE[/BURST][,per=LEN[:LEN]], such as 1000/50,per=24"
+                "invalid limit {text:?}: expected RATE[/BURST][,per=LEN[:LEN]], such as 1000/50,per=24"
             ))
         };
         let (amount, per) = text.split_once(',').map_or((text, None), |(amount, per)| (amount, Some(per)));
@@ -157,7 +159,9 @@ impl Prefix {
             IpAddr::V6(ip) => (128, ip.to_bits()),
         };
         if len > prefix_max {
-            return Err(config_error(format!("prefix {ip}/{len}: an address has {prefix_max} bits")));
+            return Err(config_error(format!(
+                "invalid prefix {ip}/{len}: expected a length of at most {prefix_max}"
+            )));
         }
         let kept = bits & u128::MAX.checked_shl(128 - u32::from(len)).unwrap_or(0);
         if kept != bits {
@@ -165,7 +169,7 @@ impl Prefix {
                 IpAddr::V4(_) => Ipv4Addr::from_bits((kept >> 96) as u32).into(),
                 IpAddr::V6(_) => Ipv6Addr::from_bits(kept).into(),
             };
-            return Err(config_error(format!("prefix {ip}/{len} has more bits than {len}: {first}/{len}")));
+            return Err(config_error(format!("invalid prefix {ip}/{len}: expected {first}/{len}")));
         }
         Ok(Self { ip, len })
     }
@@ -190,7 +194,9 @@ impl FromStr for Prefix {
 
     fn from_str(text: &str) -> Result<Self> {
         let refuse = || {
-            config_error(format!("{text:?} is no prefix, such as 192.0.2.0/24, 2001:db8::/32 or 192.0.2.7"))
+            config_error(format!(
+                "invalid prefix {text:?}: expected an address or network such as 192.0.2.0/24, 2001:db8::/32 or 192.0.2.7"
+            ))
         };
         let (ip, len) = text.split_once('/').map_or((text, None), |(ip, len)| (ip, Some(len)));
         let ip: IpAddr = ip.parse().map_err(|_| refuse())?;
@@ -205,7 +211,7 @@ impl fmt::Display for Prefix {
     }
 }
 
-/// What to do with datagrams from a prefix.
+/// Verdict on datagrams from a prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// They are accepted, exempt from all limits.

@@ -21,9 +21,6 @@ use crate::io::batch::Batch;
 use crate::io::{Capabilities, Io, Parts, RecvSummary};
 use crate::lane_shared::LaneShared;
 use crate::outbox::Outbox;
-use crate::port_owner;
-
-pub(crate) use self::waiter::DelayPolicy;
 
 /// One receive queue and one send path of a [`Socket`](crate::Socket), for one thread at a time.
 ///
@@ -36,24 +33,10 @@ pub(crate) use self::waiter::DelayPolicy;
 pub struct Lane {
     shared: Arc<Shared>,
     lane_shared: Arc<LaneShared>,
-    io: Io,
     waiter: Waiter,
-    /// Sockets that the last lane waits for after all else is closed: has to be the last field.
-    orphaned: OrphanedSockets,
-}
-
-/// Sockets, by inode, that are closed but that the kernel may hold for a moment longer. Drop waits
-/// until it has released them, or for some seconds. So the port is free when the last lane is
-/// dropped.
-#[derive(Debug, Default)]
-struct OrphanedSockets(Vec<u64>);
-
-impl Drop for OrphanedSockets {
-    fn drop(&mut self) {
-        if !self.0.is_empty() && !port_owner::wait_unbound(&self.0) {
-            log::warn!("the kernel still holds sockets of lanes that are closed");
-        }
-    }
+    /// Its drop may wait until the port is free, after all else is closed: has to be the last
+    /// field.
+    io: Io,
 }
 
 /// A received batch, and the outbox for replies.
@@ -66,8 +49,8 @@ pub struct Received<'a> {
 
 impl Lane {
     pub(crate) fn new(shared: Arc<Shared>, lane_shared: Arc<LaneShared>, io: Io) -> Self {
-        let waiter = Waiter::new(shared.config.wait, io.now());
-        Self { shared, lane_shared, io, waiter, orphaned: OrphanedSockets::default() }
+        let waiter = Waiter::new(shared.config.wait, &io, shared.config.batch);
+        Self { shared, lane_shared, waiter, io }
     }
 
     /// The lane's id, unique within the socket.
@@ -159,9 +142,9 @@ impl Lane {
         self.lane_shared.is_draining()
     }
 
-    /// When this lane delays its receives in `serve`.
-    pub(crate) fn delay_policy(&self) -> DelayPolicy {
-        DelayPolicy::new(self.shared.rx_coalesce(), &self.io, self.shared.config.batch)
+    /// Delays receives from now on where that pays: for [`recv_serving`](Self::recv_serving).
+    pub(crate) fn start_coalescing(&mut self) {
+        self.waiter.start_coalescing(self.shared.rx_coalesce());
     }
 
     /// Messages that a lane which is being removed drains before it shuts down receiving: those
@@ -193,11 +176,10 @@ impl Lane {
         Ok(summary)
     }
 
-    /// Receives the next batch of a lane in `serve`. Does not wait if `delays` needs to know
-    /// whether one is queued; else waits for at most `timeout`.
+    /// Receives the next batch of a lane in `serve`; waits for at most `timeout`.
     #[inline]
-    pub(crate) fn recv_serving(&mut self, delays: &DelayPolicy, timeout: Duration) -> Result<RecvSummary> {
-        if !delays.is_pending() {
+    pub(crate) fn recv_serving(&mut self, timeout: Duration) -> Result<RecvSummary> {
+        if !self.waiter.is_delay_pending() {
             return self.recv_batch_timeout(timeout);
         }
         let summary = self.io.recv_more()?;
@@ -207,8 +189,8 @@ impl Lane {
 
     /// Delays after a batch of `messages` messages, if that pays.
     #[inline]
-    pub(crate) fn delay_after(&mut self, delays: &mut DelayPolicy, messages: usize) {
-        delays.after(&mut self.io, messages);
+    pub(crate) fn delay_after(&mut self, messages: usize) {
+        self.waiter.delay_after(&mut self.io, messages);
     }
 
     #[inline]
@@ -253,6 +235,6 @@ impl Drop for Lane {
         // Queues close before the final read of the counters.
         self.shared.engine.lane_drained(self.lane_shared.id);
         self.io.close();
-        self.orphaned.0 = self.shared.finish_close(&self.lane_shared, reusable, self.io.is_socket_held());
+        self.shared.finish_close(&self.lane_shared, reusable);
     }
 }

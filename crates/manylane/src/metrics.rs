@@ -14,7 +14,15 @@ use crate::socket::Handle;
 /// order they are added.
 #[derive(Clone, Debug, Default)]
 pub struct MetricsPage {
-    families: Vec<(String, &'static str, Vec<String>)>,
+    families: Vec<Family>,
+}
+
+#[derive(Clone, Debug)]
+struct Family {
+    name: String,
+    kind: &'static str,
+    help: &'static str,
+    samples: Vec<String>,
 }
 
 impl MetricsPage {
@@ -28,16 +36,30 @@ impl MetricsPage {
             separator = ',';
         }
         _ = write!(sample, "{} {value}", if labels.is_empty() { "" } else { "}" });
-        match self.families.iter_mut().find(|(family, ..)| family == name) {
-            Some((_, _, samples)) => samples.push(sample),
-            None => self.families.push((name.into(), kind, vec![sample])),
+        match self.family(name) {
+            Some(family) => family.samples.push(sample),
+            None => self.families.push(Family { name: name.into(), kind, help: "", samples: vec![sample] }),
         }
+    }
+
+    /// Sets the help of the family `name`, one line. A family without samples is not on the page.
+    pub fn describe(&mut self, name: &str, help: &'static str) {
+        if let Some(family) = self.family(name) {
+            family.help = help;
+        }
+    }
+
+    fn family(&mut self, name: &str) -> Option<&mut Family> {
+        self.families.iter_mut().find(|family| family.name == name)
     }
 }
 
 impl Display for MetricsPage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (name, kind, samples) in &self.families {
+        for Family { name, kind, help, samples } in &self.families {
+            if !help.is_empty() {
+                writeln!(f, "# HELP {name} {help}")?;
+            }
             writeln!(f, "# TYPE {name} {kind}")?;
             for sample in samples {
                 writeln!(f, "{sample}")?;
@@ -113,7 +135,26 @@ fn add_socket(page: &mut MetricsPage, handle: &Handle) {
         let labels = [socket, engine, ("device", &device), ("outcome", outcome)];
         page.add("manylane_xdp_frames_total", "counter", &labels, count);
     }
+    for counter in LaneCounters::TABLE {
+        page.describe(&format!("manylane_lane_{}_total", counter.name), counter.doc());
+    }
+    for (name, help) in HELP {
+        page.describe(name, help);
+    }
 }
+
+/// Help of the families that are not [`LaneCounters`].
+const HELP: [(&str, &str); 9] = [
+    ("manylane_lanes", "Open lanes."),
+    ("manylane_waiting", "1, with the policy by which lanes wait."),
+    ("manylane_lane_queued_bytes", "Memory queued in the lane's kernel socket."),
+    ("manylane_lane_queue_limit_bytes", "Memory at which the kernel socket drops."),
+    ("manylane_lane_thread", "Id of the thread that serves the lane."),
+    ("manylane_lane_ring_frames", "Frames in the receive rings of the lane's queues after its last batch."),
+    ("manylane_lane_ring_entries", "Entries of the receive rings of the lane's queues."),
+    ("manylane_filter_dropped_total", "Datagrams that the filter dropped."),
+    ("manylane_xdp_frames_total", "Frames by what the XDP program of the device did with them."),
+];
 
 /// Bytes queued in the lane's kernel socket, the number of bytes at which it drops, the thread
 /// that serves the lane, and the frames and entries of the receive rings of its queues after the
@@ -144,6 +185,8 @@ mod tests {
         write_all_metrics(&[one.handle(), two.handle()], &mut page).unwrap();
         let mut families: Vec<&str> = page.lines().filter(|line| line.starts_with('#')).collect();
         let count = families.len();
+        // Each family has both lines.
+        assert_eq!(page.matches("# HELP ").count() * 2, count, "{page}");
         families.sort_unstable();
         families.dedup();
         assert_eq!(families.len(), count, "{page}");
@@ -163,7 +206,7 @@ mod tests {
         assert!(
             !page.contains("_thread{")
                 && !page.contains("_ring_")
-                && !page.contains("closed")
+                && !page.contains("lane=\"closed\"")
                 && !page.contains("xdp_frames"),
             "{page}"
         );

@@ -22,7 +22,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use manylane_sys::measure::Epoll;
+use manylane_sys::epoll::Epoll;
 
 use crate::error::{Error, Result};
 use crate::service::{FIRST_CLIENT, LISTENER, Service, WAKE, Wakeups};
@@ -250,7 +250,7 @@ fn build_response(request: Option<(&str, &str)>, page: &Page) -> Vec<u8> {
     let path = |target: &str| target.split('?').next() == Some("/metrics");
     let (status, kind, body) = match request.map(|(method, target)| (method, path(target))) {
         Some(("GET", true)) => ("200 OK", CONTENT_TYPE, page()),
-        Some(("GET", false)) => ("404 Not Found", "text/plain", "it is /metrics\n".into()),
+        Some(("GET", false)) => ("404 Not Found", "text/plain", "see /metrics\n".into()),
         Some(_) => ("405 Method Not Allowed\r\nAllow: GET", "text/plain", "GET /metrics\n".into()),
         None => ("400 Bad Request", "text/plain", "GET /metrics\n".into()),
     };

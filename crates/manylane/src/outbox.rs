@@ -6,7 +6,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use manylane_sys::addr::{SockAddr, Source};
+use manylane_sys::addr::{SockAddr, Source, in_socket_family};
 use manylane_sys::mmsg::{SendBatch, fits};
 use manylane_sys::{errno, sock};
 
@@ -40,7 +40,7 @@ pub struct Outbox<'a> {
     v6: bool,
 }
 
-/// What one flush may still spend on retries.
+/// Remaining time and retries of one flush.
 struct RetryBudget {
     /// Deadline of all waits of the flush. The first wait sets it, so the clock is read only then.
     deadline: Option<Instant>,
@@ -108,10 +108,7 @@ impl<'a> Outbox<'a> {
     /// Sends a copy of `payload` to `peer`, without a request. A dual-stack socket accepts IPv4
     /// peers too.
     pub fn send_to(&mut self, peer: SocketAddr, payload: &[u8]) {
-        let peer = match peer {
-            SocketAddr::V4(v4) if self.v6 => SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port()),
-            other => other,
-        };
+        let peer = in_socket_family(peer, self.v6);
         if let Some(bypass) = &mut self.bypass
             && bypass.send(None, peer, payload)
         {
@@ -129,12 +126,11 @@ impl<'a> Outbox<'a> {
     /// Submits what the bypass has taken; returns the number of datagrams.
     fn flush_bypass(&mut self) -> u64 {
         let Some(bypass) = &mut self.bypass else { return 0 };
-        bypass.flush();
         let (datagrams, bytes) = std::mem::take(&mut self.bypass_pending);
+        bypass.flush(datagrams, self.cells);
         if datagrams > 0 {
             self.cells.add(Count::Sent, datagrams);
             self.cells.add(Count::SentBytes, bytes);
-            self.cells.add(Count::SentByXdp, datagrams);
         }
         datagrams
     }
@@ -330,7 +326,7 @@ impl<'a> Outbox<'a> {
             self.queue.limit_gso(limit);
             if self.cells.get(Count::GsoFallbacks) == 1 {
                 log::warn!(
-                    "a GSO message was refused (errno {code}): this lane now joins datagrams of at most {limit} bytes"
+                    "the kernel refused a GSO message (errno {code}): this lane now joins datagrams of at most {limit} bytes"
                 );
             }
         }

@@ -52,17 +52,17 @@ impl Scan {
         if Instant::now() >= self.until {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        // A process that has too many uses up nothing of its user's other processes.
+        // A process that has reached its limit does not use up that of its user's other processes.
         let of_process = self.of_processes.entry(peer.pid).or_insert(0);
         if *of_process >= SCAN_SOCKETS_OF_PROCESS_MAX {
             return refused(format!(
-                "at most {SCAN_SOCKETS_OF_PROCESS_MAX} of its sockets are queried at a time: let it open fewer, or query the others one by one"
+                "only {SCAN_SOCKETS_OF_PROCESS_MAX} of its sockets are queried: open fewer, or query the others one by one"
             ));
         }
         let of_user = self.of_users.entry(peer.uid).or_insert(0);
         if *of_user >= SCAN_SOCKETS_OF_USER_MAX {
             return refused(format!(
-                "at most {SCAN_SOCKETS_OF_USER_MAX} sockets of its user {} are queried at a time: query this process alone",
+                "only {SCAN_SOCKETS_OF_USER_MAX} sockets of its user {} are queried: query this process alone",
                 peer.uid
             ));
         }
@@ -72,10 +72,10 @@ impl Scan {
     }
 }
 
-/// Waits until a reply or its end can be received.
+/// Waits until a reply, or the end of the connection, can be read.
 ///
 /// # Errors
-/// `TimedOut` if there is none at the deadline `until`.
+/// `TimedOut` if there is neither at the deadline `until`.
 pub(crate) fn wait_for_reply(connection: &impl AsFd, until: Instant) -> io::Result<()> {
     loop {
         let left = until.saturating_duration_since(Instant::now());
@@ -140,20 +140,18 @@ fn parse_listeners(listed: &str, prefix: &str) -> Vec<(u32, String)> {
 pub(crate) fn verify_peer(peer: PeerCred, pid: u32, own: u32) -> std::result::Result<(), String> {
     let behind = peer.pid;
     if behind == 0 {
-        return Err(
-            "a process that cannot be seen from here has a socket in its name: nothing is asked there".into(),
-        );
+        return Err("a process outside this PID namespace owns the socket with its name: not queried".into());
     }
     if behind != pid {
         let has_other_numbers = inner_pid(behind).is_some_and(|own| own == pid);
         let how = match has_other_numbers {
-            true => format!(", which calls itself {pid} in a PID namespace of its own: ask for {behind}"),
-            false => format!(" of the user {}, which is not that process: nothing is asked there", peer.uid),
+            true => format!(", which is {pid} in its own PID namespace: query {behind}"),
+            false => format!(" of user {}, not to that process: not queried", peer.uid),
         };
-        return Err(format!("the socket in its name is one of process {behind}{how}"));
+        return Err(format!("the socket with its name belongs to process {behind}{how}"));
     }
     if own != 0 && !peer.is_user(own) && !peer.is_user(0) {
-        return Err(format!("only root and the user {} of this process may ask", peer.uid));
+        return Err(format!("only root and the user {} of this process may query it", peer.uid));
     }
     Ok(())
 }
@@ -172,7 +170,7 @@ pub(crate) fn run_in_netns<T: Send>(pid: u32, work: impl FnOnce() -> Result<T> +
     }
     let path = format!("/proc/{pid}/ns/net");
     let ours = fs::metadata("/proc/thread-self/ns/net")
-        .map_err(|err| Error::system(format!("looking at the network namespace of process {pid}"), err))?;
+        .map_err(|err| Error::system(format!("reading the network namespace of process {pid}"), err))?;
     match fs::metadata(&path) {
         Ok(theirs) if (theirs.dev(), theirs.ino()) != (ours.dev(), ours.ino()) => {}
         // The namespace may be the same even if this process may not inspect it.
@@ -180,7 +178,7 @@ pub(crate) fn run_in_netns<T: Send>(pid: u32, work: impl FnOnce() -> Result<T> +
     }
     let refused = |err| {
         let message = format!(
-            "process {pid} is in another network namespace: ask as root, or from inside ('nsenter -n -t {pid}')"
+            "process {pid} is in another network namespace: run this as root, or in its namespace ('nsenter -n -t {pid}')"
         );
         Error::with(ErrorKind::Permission, message, err)
     };
@@ -211,9 +209,9 @@ mod tests {
             (own_pid, 0, 1000, None),
             (own_pid, 1000, 0, None),
             (own_pid, 1001, 1000, Some("only root and the user 1001")),
-            (1, 0, 0, Some("is one of process 1 of the user 0, which is not that process")),
-            (1, 1001, 0, Some("is one of process 1 of the user 1001")),
-            (0, 0, 0, Some("cannot be seen from here")),
+            (1, 0, 0, Some("belongs to process 1 of user 0, not to that process")),
+            (1, 1001, 0, Some("belongs to process 1 of user 1001")),
+            (0, 0, 0, Some("outside this PID namespace")),
         ] {
             let judged = verify_peer(peer(pid, uid), own_pid, own);
             let is_right = match wrong {

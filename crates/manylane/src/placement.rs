@@ -35,13 +35,13 @@ impl Placement {
             Self::None => Ok(Vec::new()),
             Self::List(list) => {
                 if list.is_empty() {
-                    return Err(Error::new(ErrorKind::Config, "the placement's list of CPUs is empty"));
+                    return Err(Error::new(ErrorKind::Config, "placement: the list of CPUs is empty"));
                 }
                 match list.iter().find(|cpu| allowed.iter().all(|allowed| allowed.id != **cpu)) {
                     Some(cpu) => {
                         let may: Vec<_> = allowed.iter().map(|cpu| cpu.id.to_string()).collect();
                         let message = format!(
-                            "placement: CPU {cpu} is not among those this process may use ({})",
+                            "placement: this process may not use CPU {cpu}: expected some of {}",
                             may.join(",")
                         );
                         Err(Error::new(ErrorKind::Config, message))
@@ -109,8 +109,9 @@ impl FromStr for Placement {
             "pack" => Ok(Self::Pack),
             "none" => Ok(Self::None),
             _ => cpu::parse_list(text).map(Self::List).ok_or_else(|| {
-                let message =
-                    format!("placement {text:?} is none of spread, pack, none, or a list such as 0,2,4-7");
+                let message = format!(
+                    "invalid placement {text:?}: expected spread, pack, none or a list such as 0,2,4-7"
+                );
                 Error::new(ErrorKind::Config, message)
             }),
         }

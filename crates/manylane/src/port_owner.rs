@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use std::{fs, io, thread};
 
+use manylane_sys::bound_sockets::BoundSockets;
 use manylane_sys::udp_table::Entry;
 
 /// The tables of bound UDP sockets in the network namespace of the calling thread.
@@ -59,25 +60,38 @@ pub(crate) fn find_owner(addr: &SocketAddr, only_v6: bool) -> PortOwner {
     let owners: Vec<Owner> = entries.iter().map(|entry| socket_owner(entry.inode)).collect();
     // Prefer the entry with exactly this address.
     let at = entries.iter().position(|entry| entry.local == *addr).unwrap_or(0);
-    let first_owner = entries.get(at).map(|entry| describe(entry, &owners[at]));
+    let first_owner = entries.get(at).map(|entry| describe(entry.uid, &owners[at]));
     PortOwner { description: first_owner, is_exiting: owners.iter().all(|owner| *owner == Owner::NoProcess) }
 }
 
 /// A socket that is bound to exactly this address and is none of `ours` (inodes), if one is
 /// visible.
 pub(crate) fn find_foreign(addr: &SocketAddr, ours: &[u64]) -> Option<String> {
-    let table = fs::read_to_string(UDP_TABLES[usize::from(addr.is_ipv6())]).ok()?;
-    // The table may change while the kernel prints it: an entry may be missing or appear twice.
-    let same = |entry: &Entry| entry.local.ip() == addr.ip() && entry.local.port() == addr.port();
-    let found =
-        table.lines().filter_map(Entry::parse).find(|entry| same(entry) && !ours.contains(&entry.inode))?;
-    Some(describe(&found, &socket_owner(found.inode)))
+    let (uid, inode) = match BoundSockets::default().find_by_port(addr.port()) {
+        Ok(all) => {
+            let found = all.iter().find(|bound| bound.ip == addr.ip() && !ours.contains(&bound.inode))?;
+            (found.uid, found.inode)
+        }
+        // The kernel has no `CONFIG_INET_UDP_DIAG`, or netlink is not permitted.
+        Err(_) => scan_foreign(addr, ours)?,
+    };
+    Some(describe(uid, &socket_owner(inode)))
 }
 
-/// Waits until none of these sockets (inodes) is listed as bound; false after [`UNBIND_TIMEOUT`].
+/// User and inode of such a socket, from the tables of all sockets.
+fn scan_foreign(addr: &SocketAddr, ours: &[u64]) -> Option<(u32, u64)> {
+    let table = UDP_TABLES[usize::from(addr.is_ipv6())];
+    let same = |entry: &Entry| entry.local.ip() == addr.ip() && entry.local.port() == addr.port();
+    let foreign = |entry: &Entry| same(entry) && !ours.contains(&entry.inode);
+    let scan = |_| fs::read_to_string(table).ok()?.lines().filter_map(Entry::parse).find(foreign);
+    let found = (0..SCAN_ATTEMPTS_MAX).find_map(scan)?;
+    Some((found.uid, found.inode))
+}
+
+/// Waits until none of these sockets (inodes) is bound; false after [`UNBIND_TIMEOUT`].
 pub(crate) fn wait_unbound(sockets: &[u64]) -> bool {
     let start = Instant::now();
-    while entries().any(|entry| sockets.contains(&entry.inode)) {
+    while is_listed(sockets, || entries().map(|entry| entry.inode)) {
         if start.elapsed() > UNBIND_TIMEOUT {
             return false;
         }
@@ -86,19 +100,22 @@ pub(crate) fn wait_unbound(sockets: &[u64]) -> bool {
     true
 }
 
+/// True if one of these sockets is among those that `read` lists, which is read again if none is.
+fn is_listed<I: Iterator<Item = u64>>(sockets: &[u64], read: impl Fn() -> I) -> bool {
+    (0..SCAN_ATTEMPTS_MAX).any(|_| read().any(|inode| sockets.contains(&inode)))
+}
+
 fn entries() -> impl Iterator<Item = Entry> {
     let tables = UDP_TABLES.iter().filter_map(|table| fs::read_to_string(table).ok());
     tables.flat_map(|table| table.lines().filter_map(Entry::parse).collect::<Vec<_>>())
 }
 
 /// Describes the owner of a socket: process, command and user, as far as they are visible.
-fn describe(entry: &Entry, owner: &Owner) -> String {
+fn describe(uid: u32, owner: &Owner) -> String {
     match owner {
-        Owner::Process(pid, command) => format!("process {pid} ({command}) of user {}", entry.uid),
-        Owner::NoProcess => {
-            format!("a socket of user {} that no visible process has open", entry.uid)
-        }
-        Owner::Unknown => format!("a process of user {} that this one may not see", entry.uid),
+        Owner::Process(pid, command) => format!("process {pid} ({command}) of user {uid}"),
+        Owner::NoProcess => format!("a socket of user {uid} that no visible process has open"),
+        Owner::Unknown => format!("a process of user {uid}, not visible to this one"),
     }
 }
 
@@ -157,6 +174,7 @@ fn socket_owner(inode: u64) -> Owner {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::net::Ipv4Addr;
 
     use super::*;
@@ -174,10 +192,25 @@ mod tests {
         let inode = manylane_sys::sock::inode(std::os::fd::AsFd::as_fd(&socket)).unwrap();
         assert_eq!(find_foreign(&addr, &[inode]), None);
         assert!(find_foreign(&addr, &[inode + 1]).is_some());
+        let own_uid = manylane_sys::unix_socket::effective_uid();
+        let scans = [&[inode][..], &[inode + 1]].map(|ours| scan_foreign(&addr, ours));
+        assert_eq!(scans, [None, Some((own_uid, inode))]);
         drop(socket);
         let PortOwner { description: first_owner, is_exiting: is_leaving } = find_owner(&addr, false);
         assert!(first_owner.is_none() && is_leaving, "it is gone already");
-        assert_eq!(find_foreign(&addr, &[]), None);
+        assert_eq!((find_foreign(&addr, &[]), scan_foreign(&addr, &[])), (None, None));
+    }
+
+    #[test]
+    fn a_bound_socket_missing_from_the_kernels_table_is_not_taken_for_closed() {
+        let reads = Cell::new(0);
+        let omitted_at_first = || {
+            reads.set(reads.get() + 1);
+            (reads.get() >= SCAN_ATTEMPTS_MAX).then_some(7).into_iter()
+        };
+        assert!(is_listed(&[6, 7], omitted_at_first));
+        assert_eq!(reads.get(), SCAN_ATTEMPTS_MAX);
+        assert!(!is_listed(&[8], omitted_at_first));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 
-use manylane_sys::measure::Epoll;
+use manylane_sys::epoll::Epoll;
 use manylane_sys::sock::{self, Flag};
 use manylane_sys::uring::UringRecv;
 use manylane_sys::{barrier, busy_poll, cbpf};
@@ -88,7 +88,8 @@ pub(crate) fn try_busy_poll(engine: Engine) -> Result<()> {
 /// Tries to enable busy polling on a socket.
 fn try_socket_busy_poll() -> Result<()> {
     busy_poll::probe().map_err(|err| {
-        let advice = "SO_BUSY_POLL: needs CAP_NET_ADMIN, or the sysctl net.core.busy_read, and CONFIG_NET_RX_BUSY_POLL";
+        let advice =
+            "SO_BUSY_POLL: needs CONFIG_NET_RX_BUSY_POLL, and CAP_NET_ADMIN or the sysctl net.core.busy_read";
         Error::system(advice, err)
     })
 }

@@ -16,6 +16,7 @@ use manylane_sys::cpu;
 use crate::counters::{Counters, LaneId};
 use crate::error::{Error, ErrorKind, Result};
 use crate::group::Shared;
+use crate::io::RecvSummary;
 use crate::io::batch::Batch;
 use crate::lane::{Lane, Received};
 use crate::outbox::Outbox;
@@ -137,7 +138,7 @@ where
     };
     let spawned = thread::Builder::new().name(name).spawn_scoped(scope, body);
     spawned.map(|_| ()).map_err(|err| {
-        let message = "a thread for a lane: raise the limit of threads (ulimit -u, TasksMax=)";
+        let message = "starting a thread for a lane: raise the limit of threads (ulimit -u, TasksMax=)";
         Error::with(ErrorKind::Limit, message, err)
     })
 }
@@ -148,7 +149,7 @@ fn panic_error(id: LaneId, panic: &(dyn Any + Send)) -> Error {
     Error::new(ErrorKind::Panicked, format!("the closure of lane {id} panicked: {said}"))
 }
 
-/// The one loop of a lane: receive a batch, handle it, send the replies; drain at the end.
+/// The one loop of a lane: wait and receive, handle, send the replies, delay.
 fn run<F>(lane: &mut Lane, handler: &mut F, shared: &Shared) -> Result<()>
 where
     F: for<'a> FnMut(Batch<'a>, &mut Outbox<'a>),
@@ -157,44 +158,65 @@ where
         log::warn!("lane {} runs unpinned: {err}", lane.id());
     }
     lane.lane_shared().tid.store(cpu::thread_id(), Ordering::Relaxed);
+    lane.start_coalescing();
     // A lane that polls sleeps afterwards.
     let idle = shared.config.wait.spin_time() + IDLE_TIMEOUT;
-    let mut delays = lane.delay_policy();
     let mut errors = 0;
     while !lane.is_draining() {
-        let summary = match lane.recv_serving(&delays, idle) {
-            Ok(summary) => summary,
-            // A failed receive is counted; only a socket that keeps failing ends the lane.
-            Err(err) if errors == ERRORS_MAX => return Err(err),
-            Err(_) => {
-                errors += 1;
-                continue;
-            }
-        };
-        errors = 0;
-        if summary.messages > 0 {
-            let Received { batch, mut out } = lane.received(summary);
-            handler(batch, &mut out);
+        let summary = lane.recv_serving(idle);
+        if let Some(messages) = handle(lane, summary, handler, &mut errors)? {
+            lane.delay_after(messages);
         }
-        lane.delay_after(&mut delays, summary.messages);
     }
-    // No more datagrams may arrive: the lane is out of steering, or has shut down its receive
-    // side. It shuts down if the socket is stopped only now, or if more arrives than was queued:
-    // where the kernel selects the lane, it goes on to select this one.
+    drain(lane, handler, &mut errors)
+}
+
+/// Handles what is queued on a lane that is being removed.
+///
+/// No more datagrams may arrive: the lane is out of steering, or has shut down its receive side. It
+/// shuts down if the socket is stopped only now, or if more arrives than was queued: where the
+/// kernel selects the lane, it goes on to select this one.
+fn drain<F>(lane: &mut Lane, handler: &mut F, errors: &mut u32) -> Result<()>
+where
+    F: for<'a> FnMut(Batch<'a>, &mut Outbox<'a>),
+{
     let mut queued = lane.queued();
     loop {
         lane.maybe_shut_down(queued == 0);
-        let summary = match lane.recv_batch() {
-            Ok(summary) if summary.messages == 0 => return Ok(()),
-            Ok(summary) => summary,
-            Err(err) if errors == ERRORS_MAX => return Err(err),
-            Err(_) => {
-                errors += 1;
-                continue;
-            }
-        };
-        queued = queued.saturating_sub(summary.messages);
+        let summary = lane.recv_batch();
+        match handle(lane, summary, handler, errors)? {
+            Some(0) => return Ok(()),
+            Some(messages) => queued = queued.saturating_sub(messages),
+            None => {}
+        }
+    }
+}
+
+/// Calls `handler` with the batch that was received, and sends the replies. Returns its messages;
+/// none if the receive failed. That is counted in `errors`: only a socket that keeps failing ends
+/// the lane.
+#[inline(always)]
+fn handle<F>(
+    lane: &mut Lane,
+    summary: Result<RecvSummary>,
+    handler: &mut F,
+    errors: &mut u32,
+) -> Result<Option<usize>>
+where
+    F: for<'a> FnMut(Batch<'a>, &mut Outbox<'a>),
+{
+    let summary = match summary {
+        Ok(summary) => summary,
+        Err(err) if *errors == ERRORS_MAX => return Err(err),
+        Err(_) => {
+            *errors += 1;
+            return Ok(None);
+        }
+    };
+    *errors = 0;
+    if summary.messages > 0 {
         let Received { batch, mut out } = lane.received(summary);
         handler(batch, &mut out);
     }
+    Ok(Some(summary.messages))
 }

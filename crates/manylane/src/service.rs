@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use manylane_sys::measure::Epoll;
+use manylane_sys::epoll::Epoll;
 
 use crate::peer;
 
@@ -61,7 +61,8 @@ impl Drop for Service {
         let has_ended = peer::wait_for_reply(&self.wake, Instant::now() + EXIT_TIMEOUT).is_ok();
         if let Some(thread) = self.thread.take() {
             if !has_ended {
-                return log::warn!("a thread that answers other processes has not ended yet");
+                let name = thread.thread().name().unwrap_or_default();
+                return log::warn!("the thread {name} has not ended yet");
             }
             // A panic there was reported on standard error.
             _ = thread.join();

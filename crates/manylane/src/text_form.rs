@@ -18,7 +18,7 @@ macro_rules! text_form {
                     $($word => Ok(Self::$variant),)+
                     _ => Err($crate::Error::new(
                         $crate::ErrorKind::Config,
-                        format!("{} {text:?} is none of {}", $option, [$($word),+].join(", ")),
+                        format!("invalid {} {text:?}: expected one of {}", $option, [$($word),+].join(", ")),
                     )),
                 }
             }

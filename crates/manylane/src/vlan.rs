@@ -41,7 +41,7 @@ impl Vlan {
 fn check_id(id: u16) -> Result<u16> {
     match id {
         1..=4094 => Ok(id),
-        _ => Err(Error::new(ErrorKind::Config, format!("VLAN {id} is not within 1 to 4094"))),
+        _ => Err(Error::new(ErrorKind::Config, format!("invalid VLAN {id}: expected 1 to 4094"))),
     }
 }
 
@@ -52,7 +52,11 @@ impl FromStr for Vlan {
     fn from_str(text: &str) -> Result<Self> {
         let number = |text: &str| {
             text.parse().map_err(|err| {
-                Error::with(ErrorKind::Config, format!("VLAN {text:?} is no number (5, or 100.5)"), err)
+                Error::with(
+                    ErrorKind::Config,
+                    format!("invalid VLAN {text:?}: expected ID or OUTER.INNER, such as 5 or 100.5"),
+                    err,
+                )
             })
         };
         match text.split_once('.') {

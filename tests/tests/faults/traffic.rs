@@ -123,20 +123,20 @@ fn loopback_fault_a_flood_of_the_largest_datagrams_is_counted() {
 
 #[test]
 fn loopback_fault_drops_of_an_unread_queue_are_counted() {
-    const COUNT: u64 = 5_000;
+    const DATAGRAMS: u64 = 5_000;
     let mut builder = Builder::new("127.0.0.1:0").unwrap();
     let mut driver = LaneDriver::new(builder.lanes(1).recv_buffer(20_000).open().unwrap());
     let client = Client::to(driver.addr());
-    send_and_wait(|| (0..COUNT).for_each(|_| client.send(&[1; 100])));
+    send_and_wait(|| (0..DATAGRAMS).for_each(|_| client.send(&[1; 100])));
     let dropped = driver.handle.counters().total().kernel_dropped;
-    assert!(dropped > 0 && dropped < COUNT, "{dropped}");
+    assert!(dropped > 0 && dropped < DATAGRAMS, "{dropped}");
     // None is received: datagrams that are queued when the lane is dropped are discarded and
     // counted.
     driver.lanes.clear();
     let counters = driver.handle.counters();
     assert!(counters.lanes.is_empty());
-    assert_eq!(counters.closed.discarded, COUNT - dropped);
-    assert_eq!((counters.closed.kernel_dropped, counters.closed.arrived()), (dropped, COUNT));
+    assert_eq!(counters.closed.discarded, DATAGRAMS - dropped);
+    assert_eq!((counters.closed.kernel_dropped, counters.closed.arrived()), (dropped, DATAGRAMS));
 }
 
 #[test]

@@ -134,9 +134,9 @@ impl Child {
         }
     }
 
-    /// The next line, if it arrives within `patience`.
-    pub(crate) fn line_within(&self, patience: Duration) -> Option<String> {
-        self.lines.recv_timeout(patience).ok()?.strip_prefix("> ").map(str::to_owned)
+    /// The next line, if it arrives before `timeout`.
+    pub(crate) fn line_within(&self, timeout: Duration) -> Option<String> {
+        self.lines.recv_timeout(timeout).ok()?.strip_prefix("> ").map(str::to_owned)
     }
 
     pub(crate) fn signal(&self, signal: Signal) {

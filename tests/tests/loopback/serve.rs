@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use manylane::{Builder, ErrorKind, Lane, LaneInfo, Placement, Received};
 use manylane_sys::cpu;
-use manylane_sys::measure::Epoll;
+use manylane_sys::epoll::Epoll;
 use manylane_tests::{
     Client, Serving, TEST_TIMEOUT, on_every_engine, on_every_variant, pattern, record_counters, send_and_wait,
 };
@@ -54,17 +54,17 @@ on_every_variant! {
     fn stop_drains_queued_datagrams(variant) {
         let (entered, enter) = mpsc::channel();
         let (release, released) = mpsc::channel::<()>();
-        let mut gate = Some(released);
+        let mut released = Some(released);
         let socket = variant.builder("127.0.0.1:0").lanes(1).batch(16).open().unwrap();
         let serving = Serving::start_with(socket, move |_| {
-            let (entered, gate) = (entered.clone(), gate.take());
+            let (entered, released) = (entered.clone(), released.take());
             move |batch: manylane::Batch<'_>, out: &mut manylane::Outbox<'_>| {
                 let first = batch.len();
                 for datagram in batch {
                     out.reply(&datagram, datagram.payload());
                 }
                 if entered.send(first).is_ok() {
-                    let _ = gate.as_ref().unwrap().recv_timeout(TEST_TIMEOUT);
+                    let _ = released.as_ref().unwrap().recv_timeout(TEST_TIMEOUT);
                 }
             }
         });
@@ -81,7 +81,7 @@ on_every_variant! {
         let mut got: Vec<_> = due.iter().map(|_| client.recv()).collect();
         due.sort_unstable();
         got.sort_unstable();
-        assert!(got == due, "other answers than were due");
+        assert!(got == due, "other replies than were due");
         assert_eq!((total.delivered, total.sent, total.discarded, total.kernel_dropped), (101, 101, 0, 0));
     }
 

@@ -37,7 +37,7 @@ fn loopback_effective_steering_is_reported() {
             let socket = builder.lanes(2).steering(asked).steering_backend(by).open().unwrap();
             let in_force = socket.steering();
             assert_eq!((in_force.policy, in_force.backend), (policy, by), "{asked} by {by}");
-            assert_eq!(in_force.reason.as_deref(), (by != Ebpf).then_some("asked for"), "{asked} by {by}");
+            assert_eq!(in_force.reason.as_deref(), (by != Ebpf).then_some("requested"), "{asked} by {by}");
             assert!(in_force.to_string().starts_with(&format!("{policy} by {by}")), "{in_force}");
             assert_eq!(socket.handle().steering(), in_force);
         }

@@ -4,13 +4,15 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use crate::faults_support::{Child, NOBODY, is_child, report, wait_for_parent};
-use crate::netns_support::{client, echo, open, wait_until, wait_within};
+use crate::netns_support::{client, echo, open, wait_for_arrived, wait_until, wait_within};
 use manylane::capture::{Capture, Direction, SNAPLEN_MAX, Target, Targets, find_targets};
 use manylane::{Builder, Engine, ErrorKind, LaneId};
 use manylane_sys::packet::PacketSocket;
+use manylane_sys::test_support::wait_for;
 use manylane_testbed::skip;
 use manylane_testbed::{Host, Layout, Testbed};
 use manylane_tests::{Client, Serving, TEST_TIMEOUT, pattern};
@@ -40,13 +42,10 @@ fn testbed(name: &str, queues: u32) -> Option<(Testbed, MutexGuard<'static, ()>)
 fn start_echo(a: &Host, b: &Host, change: impl FnOnce(&mut Builder) + Send) -> (Serving, Client) {
     let serving = echo(b, open(b, b.ip4(0).into(), |builder| change(builder.engine(Engine::Xdp).lanes(2))));
     let client = client(a, a.ip4(0).into(), serving.addr);
-    wait_until(
-        || {
-            client.ping();
-            serving.handle.counters().total().sent_by_xdp > 0
-        },
-        &serving.handle,
-    );
+    wait_until("a reply by XDP", &serving.handle, || {
+        client.ping();
+        serving.handle.counters().total().sent_by_xdp > 0
+    });
     (serving, client)
 }
 
@@ -103,14 +102,11 @@ fn netns_capture_contains_every_request_and_reply() {
     let clients: Vec<Client> = (0..CLIENTS).map(|_| client(a, a.ip4(0).into(), serving.addr)).collect();
     // Every lane has a next hop.
     for client in &clients {
-        wait_until(
-            || {
-                let before = serving.handle.counters().total().sent_by_xdp;
-                client.ping();
-                serving.handle.counters().total().sent_by_xdp > before
-            },
-            &serving.handle,
-        );
+        wait_until("another reply by XDP", &serving.handle, || {
+            let before = serving.handle.counters().total().sent_by_xdp;
+            client.ping();
+            serving.handle.counters().total().sent_by_xdp > before
+        });
     }
     let points = only_point(b);
     let point = &points[0];
@@ -128,10 +124,9 @@ fn netns_capture_contains_every_request_and_reply() {
     }
     let count = (CLIENTS * DATAGRAMS_EACH) as u64;
     // The last reply may arrive before the lane has counted it.
-    wait_until(
-        || serving.handle.counters().total().sent_by_xdp >= before.sent_by_xdp + count,
-        &serving.handle,
-    );
+    wait_until("all replies by XDP", &serving.handle, || {
+        serving.handle.counters().total().sent_by_xdp >= before.sent_by_xdp + count
+    });
     let after = serving.handle.counters().total();
     assert_eq!(
         (after.delivered_by_xdp - before.delivered_by_xdp, after.sent_by_xdp - before.sent_by_xdp),
@@ -180,7 +175,7 @@ fn netns_capture_contains_every_request_and_reply() {
 
 /// Starts the capture of the only socket, after the end of the previous one has been noticed.
 fn restart(host: &Host, snaplen: usize) -> Capture {
-    assert!(wait_within(TEST_TIMEOUT, || only_point(host)[0].captured_by().is_none()));
+    wait_for("the end of the last capture", || only_point(host)[0].captured_by(), Option::is_none);
     Capture::start(only_point(host), snaplen, BUFFER_BYTES).unwrap()
 }
 
@@ -204,7 +199,7 @@ fn netns_capture_contains_refused_frames() {
     for frame in [&checksum, &long_udp] {
         socket.send(frame).unwrap();
     }
-    wait_until(|| serving.handle.counters().total().arrived() == before.arrived() + 2, &serving.handle);
+    wait_for_arrived(&serving.handle, before.arrived() + 2);
     let total = serving.handle.counters().total();
     assert_eq!((total.bad_checksum, total.malformed, total.delivered), (1, 1, before.delivered));
     let seen = drain(&mut capture);
@@ -246,10 +241,11 @@ fn netns_capture_counts_drops_of_a_full_ring() {
     let total = serving.stop().unwrap().total();
     assert_eq!((total.delivered, total.lost()), (total.sent, 0), "{total:#?}");
     // The other side reports the end, and keeps its counters.
-    assert!(wait_within(TEST_TIMEOUT, || {
+    let end = || {
         capture.wait(Duration::from_millis(1)).unwrap();
-        capture.is_finished()
-    }));
+        (capture.is_finished(), capture.dropped())
+    };
+    wait_for("the end of the capture (and drops)", end, |(is_finished, _)| *is_finished);
     assert_eq!(capture.dropped(), [(PINGS - received, PINGS - sent)]);
 }
 
@@ -271,16 +267,11 @@ fn netns_killing_a_capture_leaves_nothing() {
     let (a, b) = (testbed.host(0), testbed.host(1));
     let (serving, client) = start_echo(a, b, |_| ());
     let child = Child::start_in(b, "child_captures");
-    assert!(wait_within(TEST_TIMEOUT, || only_point(b)[0].captured_by() == Some(child.pid())));
-    let mut pings = 0;
-    wait_until(
-        || {
-            client.ping();
-            pings += 1;
-            pings > 200
-        },
-        &serving.handle,
-    );
+    wait_for("the capture", || only_point(b)[0].captured_by(), |by| *by == Some(child.pid()));
+    for _ in 0..200 {
+        client.ping();
+        thread::sleep(Duration::from_millis(1));
+    }
     assert_eq!(child.line(), "capturing");
     assert!(is_mapped());
     // A second one gets an error with the process of the first.

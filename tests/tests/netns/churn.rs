@@ -22,7 +22,7 @@ use manylane_tests::{Client, Serving, send_and_wait};
 const RATE: f64 = 50_000.0;
 const CHANGES: u64 = 40;
 /// Minimum number of changes.
-const COUNT: u64 = 20_000;
+const DATAGRAMS: u64 = 20_000;
 
 /// Adds and removes lanes: two to six of them, removing the oldest and the newest in turn.
 fn churn(handle: &Handle) {
@@ -59,10 +59,10 @@ fn check_no_loss(steering: Steering, by: SteeringBackend) {
     let sent = thread::scope(|scope| {
         let sending = scope.spawn(|| sender.send(Until::Stop(Arc::clone(&stop))).unwrap());
         // The server runs when it has received a datagram.
-        wait_until(|| delivered() > 0, &serving.handle);
+        wait_until("the first datagram", &serving.handle, || delivered() > 0);
         // Lanes are opened by the calling thread, which has to be inside the host.
         b.run(|| churn(&serving.handle));
-        wait_until(|| delivered() > COUNT, &serving.handle);
+        wait_until(&format!("more than {DATAGRAMS} datagrams"), &serving.handle, || delivered() > DATAGRAMS);
         stop.store(true, Ordering::Relaxed);
         sending.join().unwrap()
     });
@@ -170,7 +170,9 @@ fn netns_killing_a_server_leaves_nothing() {
         let counters = driver.handle.counters();
         assert!(counters.lanes.iter().all(|(_, lane)| lane.delivered == 100), "{counters:?}");
         // Programs and maps are freed a moment after the last use of them.
-        wait_until(|| !held.iter().any(|(kind, number)| is_loaded(kind, *number)), &driver.handle);
+        wait_until("programs and maps to be freed", &driver.handle, || {
+            !held.iter().any(|(kind, number)| is_loaded(kind, *number))
+        });
     }
 }
 

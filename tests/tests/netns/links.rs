@@ -56,7 +56,12 @@ fn netns_sending_while_the_link_is_down_is_unreachable() {
         let started = Instant::now();
         let done = send(&mut driver, client.addr(), 30);
         assert_eq!((done.sent, done.lost), (0, 30), "IPv6 {ipv6}");
-        assert!(started.elapsed() < TEST_TIMEOUT);
+        assert!(
+            started.elapsed() < TEST_TIMEOUT,
+            "sending took {:?}: {:?}",
+            started.elapsed(),
+            total(&driver)
+        );
         let counted = total(&driver);
         assert_eq!((counted.offered, counted.sent), (80, 50));
         assert_eq!((counted.lost_unreachable, counted.lost()), (30, 30), "IPv6 {ipv6}: {counted:?}");
@@ -111,17 +116,17 @@ fn netns_lanes_survive_link_down_and_up() {
         let delivered = || serving.handle.counters().total().delivered;
         for _ in 0..4 {
             let so_far = delivered();
-            wait_until(|| delivered() > so_far + 200, &serving.handle);
+            wait_until("200 more datagrams", &serving.handle, || delivered() > so_far + 200);
             b.set_link(0, false).unwrap();
             b.set_link(0, true).unwrap();
             a.wait_for_carrier(0).unwrap();
         }
         let so_far = delivered();
-        wait_until(|| delivered() > so_far + 200, &serving.handle);
+        wait_until("200 more datagrams", &serving.handle, || delivered() > so_far + 200);
         stop.store(true, Ordering::Relaxed);
         let sent = sender.join().unwrap();
         let arrived = || counters(b).rx_packets - b_before.rx_packets;
-        wait_until(|| delivered() == arrived(), &serving.handle);
+        wait_until("what arrived at the device", &serving.handle, || delivered() == arrived());
         let a_after = counters(a);
         let total = serving.stop().unwrap().total();
         // All datagrams that arrived at the device were delivered; all others were refused at the
@@ -143,7 +148,7 @@ fn netns_route_and_policy_refusals_are_counted_by_reason() {
     if !skip::need_root("netns_route_and_policy_refusals_are_counted_by_reason") {
         return;
     }
-    const COUNT: u64 = 25;
+    const DATAGRAMS: u64 = 25;
     let testbed = Testbed::new(&Layout::default()).unwrap();
     let b = testbed.host(1);
     let refusals: [(&str, Reason); 5] = [
@@ -163,15 +168,15 @@ fn netns_route_and_policy_refusals_are_counted_by_reason() {
             // One by one, and as a GSO message, of which each datagram is lost for the same
             // reason.
             let peer = SocketAddr::new(peer.parse().unwrap(), 7);
-            let mut done = send(&mut driver, peer, COUNT);
+            let mut done = send(&mut driver, peer, DATAGRAMS);
             let mut out = driver.lanes[0].sender();
-            (0..COUNT).for_each(|_| out.send_to(peer, b"one of several"));
+            (0..DATAGRAMS).for_each(|_| out.send_to(peer, b"one of several"));
             done.lost += out.flush().lost;
             drop(out);
-            assert_eq!((done.sent, done.lost), (0, 2 * COUNT), "{refusal}");
+            assert_eq!((done.sent, done.lost), (0, 2 * DATAGRAMS), "{refusal}");
             let after = total(&driver);
-            assert_eq!(reason(&after) - reason(&before), 2 * COUNT, "{refusal}: {after:?}");
-            assert_eq!(after.lost() - before.lost(), 2 * COUNT, "{refusal}");
+            assert_eq!(reason(&after) - reason(&before), 2 * DATAGRAMS, "{refusal}: {after:?}");
+            assert_eq!(after.lost() - before.lost(), 2 * DATAGRAMS, "{refusal}");
             assert_eq!(after.offered, after.sent + after.lost());
         }
         // Other peers are not affected.

@@ -218,7 +218,7 @@ fn netns_senders_wait_for_a_progressing_device() {
 /// Datagrams that are queued at the stop are handled without a wait for each of their batches.
 #[test]
 fn netns_stop_waits_only_once_for_a_full_send_buffer() {
-    const COUNT: u64 = 30_000;
+    const DATAGRAMS: u64 = 30_000;
     if !can_run("netns_stop_waits_only_once_for_a_full_send_buffer") {
         return;
     }
@@ -231,8 +231,10 @@ fn netns_stop_waits_only_once_for_a_full_send_buffer() {
     assert!(set_qdisc(b, "add", TBF_BLOCKED));
     let before = b.device_counters(0).unwrap().rx_packets;
     // The replies are not joined, so that each could add a wait.
-    (0..COUNT as usize).for_each(|at| client.send(&[1; 200][..100 + at % 64]));
-    wait_until(|| b.device_counters(0).unwrap().rx_packets - before >= COUNT, &serving.handle);
+    (0..DATAGRAMS as usize).for_each(|at| client.send(&[1; 200][..100 + at % 64]));
+    wait_until("all datagrams at the device", &serving.handle, || {
+        b.device_counters(0).unwrap().rx_packets - before >= DATAGRAMS
+    });
     let total = serving.stop().unwrap().total();
     assert_eq!((total.offered, total.sent + total.lost_sndbuf_full), (total.delivered, total.delivered));
     assert_eq!((total.lost(), total.lost_sndbuf_full > 0), (total.lost_sndbuf_full, true), "{total:?}");
@@ -276,12 +278,14 @@ fn netns_an_error_of_one_peer_loses_no_other_datagram() {
                 let told = b.device_counters(0).unwrap().rx_packets + 1;
                 let done = offer(&mut driver, SocketAddr::new(ip, 9), &[14]);
                 assert_eq!(done, Flushed { sent: 1, lost: 0 });
-                wait_until(|| b.device_counters(0).unwrap().rx_packets >= told, &handle);
+                wait_until("the ICMP errors at the device", &handle, || {
+                    b.device_counters(0).unwrap().rx_packets >= told
+                });
                 // In every other round the receive gets the error.
                 if round % 2 == 0 {
                     client.send(b"here");
                     // Not by readiness, which lasts until the error is fetched.
-                    wait_until(|| echo_one(&mut driver), &handle);
+                    wait_until("a datagram after the error", &handle, || echo_one(&mut driver));
                     client.expect(b"here");
                 } else {
                     let done = offer(&mut driver, client.addr(), &[5]);

@@ -5,8 +5,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use manylane::{Builder, Handle, Socket};
+use manylane_sys::test_support::wait_for;
 use manylane_testbed::Host;
-use manylane_tests::{Client, LaneDriver, Serving, TEST_TIMEOUT};
+use manylane_tests::{Client, LaneDriver, Serving};
 
 /// A receive buffer for all datagrams that these tests send at once, so that missing ones are
 /// really lost.
@@ -48,16 +49,24 @@ pub(crate) fn client(host: &Host, ip: IpAddr, server: std::net::SocketAddr) -> C
     host.run(|| Client::between((ip, 0).into(), server))
 }
 
-/// Waits until `done`; on a timeout, prints the counters.
-pub(crate) fn wait_until(done: impl FnMut() -> bool, handle: &Handle) {
-    assert!(wait_within(TEST_TIMEOUT, done), "{:#?}", handle.counters());
+/// Waits until `done`; a timeout prints `what` and the counters.
+#[track_caller]
+pub(crate) fn wait_until(what: &str, handle: &Handle, mut done: impl FnMut() -> bool) {
+    wait_for(what, || (done(), handle.counters()), |(done, _)| *done);
 }
 
-/// Waits until `done`, for at most `patience`. Returns true if it was reached.
-pub(crate) fn wait_within(patience: Duration, mut done: impl FnMut() -> bool) -> bool {
+/// Waits until `count` datagrams have arrived, whatever became of them.
+#[track_caller]
+pub(crate) fn wait_for_arrived(handle: &Handle, count: u64) {
+    let what = format!("{count} arrived datagrams");
+    wait_for(&what, || handle.counters(), |counters| counters.total().arrived() >= count);
+}
+
+/// Waits until `done`, for at most `timeout`. Returns false after a timeout.
+pub(crate) fn wait_within(timeout: Duration, mut done: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     while !done() {
-        if start.elapsed() > patience {
+        if start.elapsed() > timeout {
             return false;
         }
         thread::sleep(Duration::from_millis(1));

@@ -53,7 +53,7 @@ fn netns_policy_cpu_follows_the_receiving_cpu() {
     {
         return;
     }
-    const COUNT: u64 = 2_000;
+    const DATAGRAMS: u64 = 2_000;
     let testbed = Testbed::new(&Layout::default()).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
     for by in [SteeringBackend::Ebpf, SteeringBackend::ClassicBpf] {
@@ -67,11 +67,11 @@ fn netns_policy_cpu_follows_the_receiving_cpu() {
             // flows, so that nothing else could have put them all into one queue.
             let traffic = Traffic { flows: 50, pps: Some(100_000.0), ..Traffic::new(driver.addr(), 20) };
             let mut sender = LiveSender::new(a, b, 0, &traffic).unwrap();
-            assert_eq!(sender.pin(*cpu).send(Until::Count(COUNT)).unwrap().datagrams, COUNT);
+            assert_eq!(sender.pin(*cpu).send(Until::Count(DATAGRAMS)).unwrap().datagrams, DATAGRAMS);
             let here = driver.lanes.iter().find(|lane| lane.cpu() == Some(*cpu)).unwrap().id();
             let mut counted = 0;
-            driver.receive(COUNT as usize, |lane, _, _| counted += u64::from(lane == here));
-            assert_eq!(counted, COUNT, "{by}, CPU {cpu}");
+            driver.receive(DATAGRAMS as usize, |lane, _, _| counted += u64::from(lane == here));
+            assert_eq!(counted, DATAGRAMS, "{by}, CPU {cpu}");
         }
     }
 }
@@ -81,7 +81,7 @@ fn netns_round_robin_is_exact_for_one_sender() {
     if !skip::need_root("netns_round_robin_is_exact_for_one_sender") {
         return;
     }
-    const COUNT: u64 = 10_003;
+    const DATAGRAMS: u64 = 10_003;
     let testbed = Testbed::new(&Layout::default()).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
     for (ipv6, lanes) in [(false, 4), (true, 4), (false, 7)] {
@@ -90,14 +90,16 @@ fn netns_round_robin_is_exact_for_one_sender() {
         });
         let serving = sink(b, socket);
         let traffic = Traffic { pps: Some(50_000.0), ..Traffic::new(serving.addr, 10) };
-        let sent = LiveSender::new(a, b, 0, &traffic).unwrap().send(Until::Count(COUNT)).unwrap();
-        assert_eq!((sent.datagrams, sent.rejected), (COUNT, 0));
-        wait_until(|| serving.handle.counters().total().delivered == COUNT, &serving.handle);
+        let sent = LiveSender::new(a, b, 0, &traffic).unwrap().send(Until::Count(DATAGRAMS)).unwrap();
+        assert_eq!((sent.datagrams, sent.rejected), (DATAGRAMS, 0));
+        wait_until("all datagrams delivered", &serving.handle, || {
+            serving.handle.counters().total().delivered == DATAGRAMS
+        });
         let counters = serving.handle.counters();
         let shares: Vec<u64> = counters.lanes.iter().map(|(_, lane)| lane.delivered).collect();
         assert!(shares.iter().max().unwrap() - shares.iter().min().unwrap() <= 1, "{shares:?}");
         let total = serving.stop().unwrap().total();
-        assert_eq!((total.arrived(), total.kernel_dropped, total.steered), (COUNT, 0, Some(COUNT)));
+        assert_eq!((total.arrived(), total.kernel_dropped, total.steered), (DATAGRAMS, 0, Some(DATAGRAMS)));
     }
 }
 
@@ -295,7 +297,7 @@ fn netns_eight_lanes_share_the_cpus() {
     if !skip::need_root("netns_eight_lanes_share_the_cpus") {
         return;
     }
-    const COUNT: u64 = 20_000;
+    const DATAGRAMS: u64 = 20_000;
     // Without IPv6 the device counts only this traffic.
     let testbed = Testbed::new(&Layout { ipv6: false, ..Layout::default() }).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
@@ -312,11 +314,13 @@ fn netns_eight_lanes_share_the_cpus() {
         let serving = sink(b, socket);
         let traffic = Traffic { flows: 256, pps: Some(50_000.0), ..Traffic::new(serving.addr, 16) };
         let before = b.device_counters(0).unwrap().rx_packets;
-        let sent = LiveSender::new(a, b, 0, &traffic).unwrap().send(Until::Count(COUNT)).unwrap();
-        assert_eq!(sent.datagrams, COUNT);
-        wait_until(|| serving.handle.counters().total().delivered == COUNT, &serving.handle);
+        let sent = LiveSender::new(a, b, 0, &traffic).unwrap().send(Until::Count(DATAGRAMS)).unwrap();
+        assert_eq!(sent.datagrams, DATAGRAMS);
+        wait_until("all datagrams delivered", &serving.handle, || {
+            serving.handle.counters().total().delivered == DATAGRAMS
+        });
         let counters = serving.stop().unwrap();
-        assert_eq!(b.device_counters(0).unwrap().rx_packets - before, COUNT);
-        assert_eq!((counters.total().arrived(), counters.total().kernel_dropped), (COUNT, 0));
+        assert_eq!(b.device_counters(0).unwrap().rx_packets - before, DATAGRAMS);
+        assert_eq!((counters.total().arrived(), counters.total().kernel_dropped), (DATAGRAMS, 0));
     }
 }

@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::netns_support::{RECV_BUFFER_BYTES, lane_driver, wait_within};
+use crate::netns_support::{RECV_BUFFER_BYTES, lane_driver, wait_until, wait_within};
 use crate::xdp_support::{PORT, ipv4_layout, programs, testbed, xdp, xdp_count};
 use aya::programs::loaded_links;
 use manylane_sys::sock;
-use manylane_sys::test_support::bpf_link;
+use manylane_sys::test_support::{bpf_link, wait_for};
 use manylane_testbed::Host;
 use manylane_tests::{LaneDriver, TEST_TIMEOUT, retry_eintr};
 
@@ -56,7 +56,11 @@ impl Sender {
     /// Continues until this many more have been sent to the other one.
     fn send_more(&self, more: u64) {
         let due = self.to_other.load(Ordering::Relaxed) + more;
-        assert!(wait_within(TEST_TIMEOUT, || self.to_other.load(Ordering::Relaxed) >= due));
+        wait_for(
+            "datagrams to the other socket",
+            || self.to_other.load(Ordering::Relaxed),
+            |sent| *sent >= due,
+        );
     }
 }
 
@@ -150,7 +154,7 @@ fn check_open_close(a: &Host, b: &Host, generic: bool, by_force: bool) -> bool {
             take_until("they come through companions", &|_| by_companion() >= before + DATAGRAMS);
         }
         sender.leave_ours.store(true, Ordering::Relaxed);
-        assert!(wait_within(TEST_TIMEOUT, || sender.has_left.load(Ordering::Acquire)));
+        wait_until("the end of the sender", &handle, || sender.has_left.load(Ordering::Acquire));
         let all = sender.to_ours.load(Ordering::Acquire);
         take_until("all have come", &|got| {
             let first = got.first().copied().unwrap_or(all);
@@ -161,7 +165,7 @@ fn check_open_close(a: &Host, b: &Host, generic: bool, by_force: bool) -> bool {
         assert_eq!((total.arrived(), total.delivered), (total.delivered, got.len() as u64), "{total:#?}");
         drop(driver);
         // A handle that reads its counters does not keep it attached.
-        assert!(wait_within(TEST_TIMEOUT, || programs(b).is_empty()));
+        wait_for("the program to be detached", || programs(b), |all| all.is_empty());
         assert_eq!(
             (xdp_count(&handle, "redirected"), handle.counters().total().delivered_by_xdp),
             (total.delivered_by_xdp, total.delivered_by_xdp)

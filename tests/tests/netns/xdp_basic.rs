@@ -4,7 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc;
 
-use crate::netns_support::{client, echo, lane_driver, open, sink, wait_until};
+use crate::netns_support::{client, echo, lane_driver, open, sink, wait_for_arrived, wait_until};
 use crate::xdp_support::frame_to;
 use manylane::{Batch, Builder, Ecn, Engine, ErrorKind, LaneCounters, Outbox, Socket};
 use manylane_measure::{Traffic, Until};
@@ -89,13 +89,13 @@ fn netns_xdp_a_wildcard_receives_every_address_and_loopback() {
 #[test]
 fn netns_xdp_receives_every_frame_of_a_fast_sender() {
     let Some(testbed) = testbed("netns_xdp_receives_every_frame_of_a_fast_sender") else { return };
-    const COUNT: u64 = 100_000;
+    const DATAGRAMS: u64 = 100_000;
     let (a, b) = (testbed.host(0), testbed.host(1));
     let serving = sink(b, xdp(b, b.ip4(0).into(), |builder| _ = builder.lanes(4)));
     let traffic = Traffic { flows: 50, pps: Some(100_000.0), ..Traffic::new(serving.addr, 20) };
     let mut sender = LiveSender::new(a, b, 0, &traffic).unwrap();
-    assert_eq!(sender.send(Until::Count(COUNT)).unwrap().datagrams, COUNT);
-    wait_until(|| serving.handle.counters().total().arrived() >= COUNT, &serving.handle);
+    assert_eq!(sender.send(Until::Count(DATAGRAMS)).unwrap().datagrams, DATAGRAMS);
+    wait_for_arrived(&serving.handle, DATAGRAMS);
     let redirected: u64 = serving
         .handle
         .xdp_counts()
@@ -104,8 +104,12 @@ fn netns_xdp_receives_every_frame_of_a_fast_sender() {
         .map(|(_, _, n)| n)
         .sum();
     let total = serving.stop().unwrap().total();
-    assert_arrived(&total, COUNT, total.xsk_dropped);
-    assert_eq!((total.delivered_by_xdp + total.xsk_dropped, redirected), (COUNT, COUNT), "{total:#?}");
+    assert_arrived(&total, DATAGRAMS, total.xsk_dropped);
+    assert_eq!(
+        (total.delivered_by_xdp + total.xsk_dropped, redirected),
+        (DATAGRAMS, DATAGRAMS),
+        "{total:#?}"
+    );
 }
 
 #[test]
@@ -146,7 +150,7 @@ fn netns_xdp_malformed_frames_are_counted() {
             socket.send(frame).unwrap();
         }
     }
-    wait_until(|| serving.handle.counters().total().arrived() >= 8 * ROUNDS, &serving.handle);
+    wait_for_arrived(&serving.handle, 8 * ROUNDS);
     let total = serving.stop().unwrap().total();
     assert_eq!(total.delivered, 3 * ROUNDS, "{total:#?}");
     assert_eq!((total.bad_checksum, total.malformed), (2 * ROUNDS, 3 * ROUNDS), "{total:#?}");
@@ -201,7 +205,7 @@ fn netns_xdp_invalid_options_are_refused() {
 #[test]
 fn netns_xdp_removed_lanes_lose_nothing() {
     let Some(testbed) = testbed("netns_xdp_removed_lanes_lose_nothing") else { return };
-    const COUNT: u64 = 60_000;
+    const DATAGRAMS: u64 = 60_000;
     let (a, b) = (testbed.host(0), testbed.host(1));
     // Rings for a quarter of a second, so that a busy machine loses nothing.
     let options = |builder: &mut Builder| _ = builder.lanes(4).xdp_ring(16_384);
@@ -210,16 +214,18 @@ fn netns_xdp_removed_lanes_lose_nothing() {
     let mut sender = LiveSender::new(a, b, 0, &traffic).unwrap();
     let ids = serving.handle.lane_ids();
     std::thread::scope(|scope| {
-        let sending = scope.spawn(|| sender.send(Until::Count(COUNT)).unwrap().datagrams);
+        let sending = scope.spawn(|| sender.send(Until::Count(DATAGRAMS)).unwrap().datagrams);
         for id in &ids[..3] {
-            wait_until(|| serving.handle.counters().total().arrived() > COUNT / 10, &serving.handle);
+            wait_until("a tenth of the datagrams", &serving.handle, || {
+                serving.handle.counters().total().arrived() > DATAGRAMS / 10
+            });
             serving.handle.remove_lane(*id).unwrap();
         }
-        assert_eq!(sending.join().unwrap(), COUNT);
+        assert_eq!(sending.join().unwrap(), DATAGRAMS);
     });
-    wait_until(|| serving.handle.counters().total().arrived() >= COUNT, &serving.handle);
+    wait_for_arrived(&serving.handle, DATAGRAMS);
     let total = serving.stop().unwrap().total();
-    assert_arrived(&total, COUNT, 0);
+    assert_arrived(&total, DATAGRAMS, 0);
     assert!(total.delivered_by_xdp > 0, "{total:#?}");
 }
 
@@ -234,14 +240,14 @@ fn netns_xdp_a_stop_drains_the_queues() {
     let (a, b) = (testbed.host(0), testbed.host(1));
     let (enter, entered) = mpsc::channel();
     let (release, released) = mpsc::channel::<()>();
-    let mut gate = Some(released);
+    let mut released = Some(released);
     let serving = Serving::start_with(xdp(b, b.ip4(0).into(), |builder| _ = builder.lanes(1)), move |_| {
-        let (enter, mut gate) = (enter.clone(), gate.take());
+        let (enter, mut released) = (enter.clone(), released.take());
         move |batch: Batch<'_>, _: &mut Outbox<'_>| {
             batch.for_each(drop);
-            if let Some(gate) = gate.take() {
+            if let Some(released) = released.take() {
                 enter.send(()).unwrap();
-                let _ = gate.recv_timeout(TEST_TIMEOUT);
+                let _ = released.recv_timeout(TEST_TIMEOUT);
             }
         }
     });
@@ -251,7 +257,7 @@ fn netns_xdp_a_stop_drains_the_queues() {
     let redirected =
         || serving.handle.xdp_counts().iter().find(|(_, what, _)| *what == "redirected").map(|c| c.2);
     (0..QUEUED_DATAGRAMS).for_each(|_| client.send(b"queued"));
-    wait_until(|| redirected() == Some(1 + QUEUED_DATAGRAMS), &serving.handle);
+    wait_until("all datagrams redirected", &serving.handle, || redirected() == Some(1 + QUEUED_DATAGRAMS));
     serving.handle.stop();
     drop(release);
     let total = serving.outcome().unwrap().total();

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use crate::netns_support::{client, echo, lane_driver, sink, wait_until, wait_within};
+use crate::netns_support::{client, echo, lane_driver, sink, wait_for_arrived, wait_until, wait_within};
 use crate::xdp_support::{
     any_port, assert_all_by_xdp, ipv4_layout, is_balanced, ping_until_recv_by_xdp, testbed, xdp,
 };
@@ -36,7 +36,7 @@ fn wait_balanced(handle: &Handle, device: &str, queues: u32) {
 
 #[test]
 fn netns_xdp_added_and_removed_lanes_share_the_queues() {
-    const COUNT: u64 = 60_000;
+    const DATAGRAMS: u64 = 60_000;
     const ROUNDS: u64 = 4;
     let Some(testbed) = testbed("netns_xdp_added_and_removed_lanes_share_the_queues", &ipv4_layout(4)) else {
         return;
@@ -48,7 +48,7 @@ fn netns_xdp_added_and_removed_lanes_share_the_queues() {
     let traffic = Traffic { flows: 50, pps: Some(20_000.0), ..Traffic::new(serving.addr, 20) };
     let mut sender = LiveSender::new(a, b, 0, &traffic).unwrap();
     std::thread::scope(|scope| {
-        let sending = scope.spawn(|| sender.send(Until::Count(COUNT)).unwrap().datagrams);
+        let sending = scope.spawn(|| sender.send(Until::Count(DATAGRAMS)).unwrap().datagrams);
         for round in 1..=ROUNDS {
             // Two, three, four lanes, and back to two.
             for _ in 0..2 {
@@ -60,13 +60,13 @@ fn netns_xdp_added_and_removed_lanes_share_the_queues() {
                 handle.remove_lane(*id).unwrap();
                 wait_balanced(handle, DEVICE, 4);
             }
-            let due = COUNT / (ROUNDS + 1) * round;
-            wait_until(|| handle.counters().total().arrived() >= due, handle);
+            let due = DATAGRAMS / (ROUNDS + 1) * round;
+            wait_for_arrived(handle, due);
         }
-        assert_eq!(sending.join().unwrap(), COUNT);
+        assert_eq!(sending.join().unwrap(), DATAGRAMS);
     });
-    wait_until(|| handle.counters().total().arrived() >= COUNT, handle);
-    assert_all_by_xdp(&serving.stop().unwrap().total(), COUNT);
+    wait_for_arrived(handle, DATAGRAMS);
+    assert_all_by_xdp(&serving.stop().unwrap().total(), DATAGRAMS);
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn netns_xdp_lanes_by_hand_share_the_queues() {
     let (server, mut pings) = (driver.addr(), 0);
     let mut round = |driver: &mut manylane_tests::LaneDriver| {
         // A lane that is called checks its mailbox.
-        assert!(wait_within(TEST_TIMEOUT, || driver.drain() == 0 && is_balanced(&handle, DEVICE, 4)));
+        wait_until("balanced queues", &handle, || driver.drain() == 0 && is_balanced(&handle, DEVICE, 4));
         let clients: Vec<Client> = (0..32).map(|_| client(a, a.ip4(0).into(), server)).collect();
         clients.iter().for_each(|client| client.send(b"by hand"));
         driver.echo(clients.len());

@@ -6,10 +6,11 @@ use std::thread;
 use std::time::Duration;
 
 use crate::faults_support::{Child, Resource, Signal, is_child, report, set_limit, status, wait_for_parent};
-use crate::netns_support::{client, echo, lane_driver, open, wait_until, wait_within};
+use crate::netns_support::{client, echo, lane_driver, open, wait_for_arrived, wait_within};
 use crate::xdp_support::{PORT, programs, two_queues, xdp_builder};
 use manylane::{Builder, Engine, ErrorKind, Socket};
 use manylane_sys::packet::PacketSocket;
+use manylane_sys::test_support::wait_for;
 use manylane_tests::{Client, LaneDriver, Serving, TEST_TIMEOUT};
 use manylane_wire::checksum::checksum;
 use manylane_wire::ethernet::Mac;
@@ -162,10 +163,11 @@ fn netns_xdp_a_changed_peer_mac_is_used() {
     let client = client(a, a.ip(0, false), serving.addr);
     let by_xdp = || serving.handle.counters().total().sent_by_xdp;
     // The first replies leave through the kernel, until the next hop is known.
-    assert!(wait_within(Duration::from_secs(30), || {
+    let ping_by_xdp = || {
         client.ping();
-        by_xdp() > 0
-    }));
+        by_xdp()
+    };
+    wait_for("a datagram by XDP", ping_by_xdp, |count| *count > 0);
     for last in 1..=5 {
         let mac = format!("02:77:00:00:00:{last:02x}");
         a.ip_batch(&format!("link set dev {} address {mac}\n", a.device(0))).unwrap();
@@ -178,17 +180,15 @@ fn netns_xdp_a_changed_peer_mac_is_used() {
         // A reply that is sent before the change has been followed goes to a stale address, as one
         // of the kernel would. The request is repeated.
         client.socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
-        assert!(wait_within(Duration::from_secs(30), || {
+        let ask = || {
             client.send(b"there?");
-            client.try_recv().is_some()
-        }));
+            client.try_recv()
+        };
+        wait_for("a reply", ask, Option::is_some);
         while client.try_recv().is_some() {}
         client.socket.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         let before = by_xdp();
-        assert!(wait_within(Duration::from_secs(30), || {
-            client.ping();
-            by_xdp() > before
-        }));
+        wait_for("a datagram by XDP", ping_by_xdp, |count| *count > before);
     }
     let total = serving.stop().unwrap().total();
     assert_eq!((total.delivered, total.lost()), (total.arrived(), 0), "{total:#?}");
@@ -205,7 +205,7 @@ fn netns_xdp_unrelated_address_and_link_changes_keep_replies() {
     let mut driver = lane_driver(b, open(b, everywhere, |builder| _ = builder.engine(Engine::Xdp).lanes(2)));
     let port = driver.addr().port();
     let one = client(a, a.ip4(0).into(), SocketAddr::new(b.ip4(0).into(), port));
-    assert!(wait_within(TEST_TIMEOUT, || ping(&mut driver, &one).1));
+    wait_for("a reply by XDP", || ping(&mut driver, &one), |(_, by_xdp)| *by_xdp);
     let device = b.device(0);
     for lines in [
         // An address is usable only after duplicate address detection, which takes a second or
@@ -226,7 +226,7 @@ fn netns_xdp_unrelated_address_and_link_changes_keep_replies() {
     }
     // The last change is followed now, and so are all earlier ones.
     let other = client(a, a.ip4(0).into(), SocketAddr::new("10.77.0.77".parse().unwrap(), port));
-    assert!(wait_within(TEST_TIMEOUT, || ping(&mut driver, &other).0));
+    wait_for("a reply", || ping(&mut driver, &other), |(arrived, _)| *arrived);
     for _ in 0..50 {
         assert_eq!(ping(&mut driver, &one), (true, true));
     }
@@ -286,7 +286,7 @@ fn netns_xdp_options_and_extension_headers_use_the_companion() {
             socket.send(&frame).unwrap();
         }
     }
-    wait_until(|| serving.handle.counters().total().arrived() >= 50, &serving.handle);
+    wait_for_arrived(&serving.handle, 50);
     let total = serving.stop().unwrap().total();
     assert_eq!((total.delivered, total.delivered_by_xdp), (50, 20), "{total:#?}");
 }

@@ -5,8 +5,9 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr, TcpStream, UdpSocket};
 use std::thread;
 
-use crate::netns_support::{client, echo, wait_within};
+use crate::netns_support::{client, echo};
 use crate::xdp_support::{PORT, testbed, xdp, xdp_count};
+use manylane_sys::test_support::wait_for;
 use manylane_testbed::{Host, Layout};
 use manylane_tests::{TEST_TIMEOUT, pattern, retry_eintr};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
@@ -57,12 +58,8 @@ fn tcp(a: &Host, b: &Host, v6: bool) {
     listener.set_nonblocking(true).unwrap();
     thread::scope(|scope| {
         scope.spawn(|| {
-            let mut far = None;
-            assert!(wait_within(TEST_TIMEOUT, || {
-                far = listener.accept().ok();
-                far.is_some()
-            }));
-            let far = TcpStream::from(far.unwrap().0);
+            let far = wait_for("a connection", || listener.accept(), Result::is_ok).unwrap().0;
+            let far = TcpStream::from(far);
             far.set_nonblocking(false).unwrap();
             exchange(&far, 1, 2);
         });

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 
-use crate::netns_support::{client, echo, lane_driver, open, sink, wait_until};
+use crate::netns_support::{client, echo, lane_driver, open, sink, wait_for_arrived, wait_until};
 use crate::xdp_support::{PORT, frame_to, testbed, two_queues, xdp};
 use manylane::{Engine, Handle};
 use manylane_sys::packet::PacketSocket;
@@ -142,7 +142,7 @@ fn netns_xdp_each_malformed_frame_of_a_flood_is_counted() {
         let of = |program: &str| ROUNDS * cases.iter().filter(|case| case.program == program).count() as u64;
         let lane = |lane: &str| ROUNDS * cases.iter().filter(|case| case.lane == lane).count() as u64;
         let arrived = of("redirected") + lane("companion") + ROUNDS;
-        wait_until(|| serving.handle.counters().total().arrived() >= arrived, &serving.handle);
+        wait_for_arrived(&serving.handle, arrived);
         let seen = xdp_counts(&serving.handle);
         let total = serving.stop().unwrap().total();
         let good = lane("delivered") + ROUNDS;
@@ -349,17 +349,16 @@ fn follow_reverse_path_filter(testbed: &Testbed, set_filter: &dyn Fn(&str), send
     let client = client(a, a.ip4(0).into(), serving.addr);
     let mut sent = 0;
     let mut wait_for_way = |by_xdp: bool| {
-        wait_until(
-            || {
-                let before = handle.counters().total();
-                client.send(b"which way?");
-                sent += 1;
-                wait_until(|| handle.counters().total().delivered > before.delivered, handle);
-                let after = handle.counters().total();
-                (after.delivered_by_xdp > before.delivered_by_xdp) == by_xdp
-            },
-            handle,
-        );
+        wait_until("the other way", handle, || {
+            let before = handle.counters().total();
+            client.send(b"which way?");
+            sent += 1;
+            wait_until("a delivered datagram", handle, || {
+                handle.counters().total().delivered > before.delivered
+            });
+            let after = handle.counters().total();
+            (after.delivered_by_xdp > before.delivered_by_xdp) == by_xdp
+        });
         sent
     };
     wait_for_way(true);
@@ -367,7 +366,7 @@ fn follow_reverse_path_filter(testbed: &Testbed, set_filter: &dyn Fn(&str), send
     wait_for_way(false);
     let before = reverse_path_drops(b);
     send(port);
-    wait_until(|| reverse_path_drops(b) == before + 1, handle);
+    wait_until("a drop of the reverse path filter", handle, || reverse_path_drops(b) == before + 1);
     set_filter("0");
     let sent = wait_for_way(true);
     let total = serving.stop().unwrap().total();
@@ -532,7 +531,7 @@ fn netns_xdp_a_checksum_that_looks_unfinished_is_left_to_the_kernel() {
         socket.send(&to_server(1)).unwrap();
         socket.send(&found).unwrap();
         socket.send(&to_server(2)).unwrap();
-        wait_until(|| serving.handle.counters().total().arrived() >= 3, &serving.handle);
+        wait_for_arrived(&serving.handle, 3);
         let seen = xdp_counts(&serving.handle);
         let total = serving.stop().unwrap().total();
         assert_eq!((total.delivered, total.delivered_by_xdp), (3, 3 - passed), "{total:#?}");
@@ -552,7 +551,7 @@ fn longer_frames(generic: bool, by_xdp: u64) {
     for len in longest - head - 20..longest - head + 20 {
         socket.send(&frame_to(a, b, serving.addr, &pattern(1, len), |_| ())).unwrap();
     }
-    wait_until(|| serving.handle.counters().total().arrived() >= 40, &serving.handle);
+    wait_for_arrived(&serving.handle, 40);
     let seen = xdp_counts(&serving.handle);
     let total = serving.stop().unwrap().total();
     assert_eq!(

@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::netns_support::{client, echo, open, wait_until, wait_within};
 use crate::xdp_support::xdp_count;
 use manylane::{Batch, Engine, Outbox};
+use manylane_sys::test_support::wait_for;
 use manylane_testbed::{Host, Layout, Testbed, skip};
 use manylane_tests::{Serving, SlowServer, TEST_TIMEOUT, need_ebpf, pattern};
 
@@ -44,7 +45,7 @@ fn netns_xdp_a_busy_lane_polls_its_companion() {
     let client = client(a, a.ip4(0).into(), addr);
     (0..BATCH * BATCHES).for_each(|_| client.send(b"by XDP"));
     let redirected = || handle.xdp_counts().iter().find(|(_, what, _)| *what == "redirected").map(|c| c.2);
-    wait_until(|| redirected() == Some((BATCH * BATCHES) as u64), &handle);
+    wait_until("all datagrams redirected", &handle, || redirected() == Some((BATCH * BATCHES) as u64));
 
     let mut take =
         || -> Vec<usize> { lane.recv().unwrap().batch.map(|datagram| datagram.payload().len()).collect() };
@@ -56,7 +57,7 @@ fn netns_xdp_a_busy_lane_polls_its_companion() {
     for _ in 0..2 {
         // Larger than a frame: the kernel reassembles it.
         client.send(&pattern(0, 3000));
-        assert!(wait_within(TEST_TIMEOUT, || queued_bytes(b, addr.port()) > 0));
+        wait_for("queued bytes", || queued_bytes(b, addr.port()), |bytes| *bytes > 0);
         let after: Vec<Vec<usize>> = (0..=WARMUP_BATCHES).map(|_| take()).collect();
         let heard =
             after.iter().position(|batch| batch == &[3000]).expect("it comes before the rings are empty");
@@ -91,7 +92,7 @@ fn netns_xdp_a_stopping_socket_opens_nothing() {
     });
     assert!(at_work);
     serving.handle.stop();
-    wait_until(|| serving.handle.xdp_queues().len() == 1, &serving.handle);
+    wait_until("one queue", &serving.handle, || serving.handle.xdp_queues().len() == 1);
     // There is no event to wait for. Without a stop it would happen within some milliseconds.
     let opened_again = wait_within(Duration::from_millis(300), || serving.handle.xdp_queues().len() > 1);
     drop(release);
@@ -145,7 +146,7 @@ fn netns_xdp_an_idle_lane_sleeps_and_wakes() {
     for _ in 1..PINGS {
         // It sleeps before the next is sent.
         let before = sleeps(&thread);
-        assert!(wait_within(TEST_TIMEOUT, || sleeps(&thread) > before));
+        wait_for("another sleep", || sleeps(&thread), |count| *count > before);
         client.ping();
     }
     let total = serving.stop().unwrap().total();
@@ -203,7 +204,7 @@ fn netns_xdp_a_wildcard_serves_several_devices() {
                 }
             }
         }
-        wait_until(|| serving.handle.counters().total().sent >= due, &serving.handle);
+        wait_until("all replies sent", &serving.handle, || serving.handle.counters().total().sent >= due);
         let each: Vec<u64> = ["link0", "link1", "link2"].into_iter().map(redirected).collect();
         // One finished checksum in 65,535 looks unfinished.
         let passed = xdp_count(&serving.handle, "unfinished");

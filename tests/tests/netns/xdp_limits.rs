@@ -53,7 +53,9 @@ impl<'a> SpoofingSender<'a> {
                 self.socket.send(&frame_to(self.a, self.b, self.to, b"let me in", from)).unwrap();
             }
             sent += sources.len() as u64;
-            wait_until(|| outcome(self.handle).iter().sum::<u64>() >= sent, self.handle);
+            wait_until("an outcome of each datagram", self.handle, || {
+                outcome(self.handle).iter().sum::<u64>() >= sent
+            });
         }
         let after = outcome(self.handle);
         assert_eq!(after.iter().sum::<u64>(), sent, "{:#?}", self.handle.counters());
@@ -239,7 +241,7 @@ fn netns_xdp_limits_are_per_socket() {
     // In fragments.
     to_one.send(&pattern(1, 3000));
     to_one.expect(&pattern(1, 3000));
-    wait_until(|| one.handle.counters().filter_drops.denied == 10, &one.handle);
+    wait_until("10 denied datagrams", &one.handle, || one.handle.counters().filter_drops.denied == 10);
     assert!(to_one.is_idle());
     assert_eq!(two.handle.counters().filter_drops, manylane::FilterDrops::default());
     // Each has its own rule for the same prefix: the second one allows it past its limit, the
@@ -248,7 +250,7 @@ fn netns_xdp_limits_are_per_socket() {
     filter.allow(prefix("0.0.0.0/0")).unwrap();
     filter.set_limits(&[limit("0.001/1")]).unwrap();
     to_one.send(b"denied");
-    wait_until(|| one.handle.counters().filter_drops.denied == 11, &one.handle);
+    wait_until("11 denied datagrams", &one.handle, || one.handle.counters().filter_drops.denied == 11);
     for _ in 0..3 {
         to_two.ping();
     }

@@ -100,7 +100,7 @@ fn netns_xdp_a_queue_bound_by_another_process_names_it() {
         // CONFIG_XDP_SOCKETS_DIAG is not set.
         Err(_) => "another process (see 'ss --xdp -p')".to_owned(),
     };
-    let message = format!("{} queue 1 is served by an AF_XDP socket of {owner_text}", b.device(0));
+    let message = format!("{} queue 1 belongs to an AF_XDP socket of {owner_text}", b.device(0));
     let err = open_error(b);
     assert!(err.to_string().contains(&message), "{message}: {err}");
     assert!(wait_within(TEST_TIMEOUT, || programs(b).is_empty()), "{}", programs(b));
@@ -113,7 +113,7 @@ fn netns_xdp_a_queue_bound_by_another_process_names_it() {
 /// The error has the program's name in the kernel, and its id, which `ip` shows.
 fn assert_names_program(err: &Error, shown: &str) {
     let number = shown.split_whitespace().skip_while(|word| *word != "id").nth(1).unwrap();
-    let message = format!("the XDP program ml_take (number {number}) is attached already");
+    let message = format!("the XDP program ml_take (number {number}) is already attached");
     assert!(err.to_string().contains(&message), "{message}: {err}");
 }
 

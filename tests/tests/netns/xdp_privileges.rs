@@ -9,11 +9,11 @@ use std::sync::mpsc::{self, SyncSender};
 use std::time::Duration;
 
 use crate::faults_support::{Child, NOBODY, is_child, report, wait_for_parent};
-use crate::netns_support::{client, wait_within};
+use crate::netns_support::{client, wait_until};
 use crate::xdp_support::{PORT, ipv4_layout, programs, testbed, xdp_count};
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use manylane::{Builder, Engine};
-use manylane_sys::test_support;
+use manylane_sys::test_support::{self, wait_for};
 use manylane_tests::{Serving, TEST_TIMEOUT};
 
 /// An address that is added to the child's host when the child has dropped its privileges.
@@ -86,7 +86,7 @@ fn child_serves_xdp_as_nobody() {
     let total = || handle.counters().total();
     // All threads run by now, with all privileges.
     report("open");
-    assert!(wait_within(TEST_TIMEOUT, || total().delivered > 0));
+    wait_for("a datagram", total, |total| total.delivered > 0);
     test_support::become_user(NOBODY).unwrap();
     assert_nobody();
     // Only the user that owns a port may join it.
@@ -94,18 +94,18 @@ fn child_serves_xdp_as_nobody() {
     assert_eq!(err.kind(), manylane::ErrorKind::InUse, "{err}");
     report("nobody");
     // Addresses are followed.
-    assert!(wait_within(TEST_TIMEOUT, || to_later.load(Ordering::Relaxed) > 0));
+    wait_until("a datagram of the later lane", &handle, || to_later.load(Ordering::Relaxed) > 0);
     let before = total().delivered_by_xdp;
-    assert!(wait_within(TEST_TIMEOUT, || total().delivered_by_xdp > before));
+    wait_for("a datagram by XDP", total, |total| total.delivered_by_xdp > before);
     report("followed");
     // The device is removed.
-    assert!(wait_within(TEST_TIMEOUT, || handle.xdp_queues().is_empty()));
-    assert_eq!(warnings.recv_timeout(TEST_TIMEOUT).unwrap(), "engine xdp: link0 is gone");
+    wait_for("the device to be gone", || handle.xdp_queues(), Vec::is_empty);
+    assert_eq!(warnings.recv_timeout(TEST_TIMEOUT).unwrap(), "engine xdp: device link0 was removed");
     let of_first = total().delivered_by_xdp;
     report("gone");
     // It is added again, and its datagrams arrive through the kernel only.
     let warning = warnings.recv_timeout(TEST_TIMEOUT).unwrap();
-    assert!(warning.contains("link0") && warning.contains("CAP_BPF, CAP_NET_ADMIN"), "{warning}");
+    assert!(warning.contains("link0") && warning.contains("CAP_BPF and CAP_NET_ADMIN"), "{warning}");
     report("warned");
     wait_for_parent();
     assert_nobody();
@@ -157,10 +157,14 @@ fn netns_xdp_works_as_nobody() {
     ping(&home, &at, 500);
     let by_xdp = 10 + 3000;
     b.add_address(0, ADDED_ADDR.parse().unwrap()).unwrap();
-    assert!(wait_within(TEST_TIMEOUT, || {
-        ping(&home, ADDED_ADDR, 1);
-        child.line_within(Duration::from_millis(1)).is_some_and(|line| line == "followed")
-    }));
+    wait_for(
+        "the line `followed`",
+        || {
+            ping(&home, ADDED_ADDR, 1);
+            child.line_within(Duration::from_millis(1))
+        },
+        |line| line.as_deref() == Some("followed"),
+    );
     b.ip_batch(&format!("link delete dev {}\n", b.device(0))).unwrap();
     assert_eq!(child.line(), "gone");
     testbed.recreate_link(0, &layout).unwrap();

@@ -43,7 +43,7 @@ enum ReplyMode {
     Empty = b'0' as isize,
 }
 
-const ALL: [ReplyMode; 7] = [
+const REPLY_MODES: [ReplyMode; 7] = [
     ReplyMode::Whole,
     ReplyMode::Part,
     ReplyMode::Copy,
@@ -55,7 +55,7 @@ const ALL: [ReplyMode; 7] = [
 
 impl ReplyMode {
     fn from_payload(payload: &[u8]) -> Self {
-        ALL.into_iter().find(|how| payload.first() == Some(&(*how as u8))).unwrap_or(Self::Whole)
+        REPLY_MODES.into_iter().find(|how| payload.first() == Some(&(*how as u8))).unwrap_or(Self::Whole)
     }
 
     /// A request of `len` bytes, at least one.
@@ -154,7 +154,9 @@ impl<'t> FramePeer<'t> {
         self.socket.send(request).unwrap();
         let replies = (0..count).map(|_| self.recv_frame()).collect();
         let sent = |total: &manylane::LaneCounters| total.sent - before.sent >= count as u64;
-        wait_until(|| sent(&self.serving.handle.counters().total()), &self.serving.handle);
+        wait_until("all replies sent", &self.serving.handle, || {
+            sent(&self.serving.handle.counters().total())
+        });
         let after = self.serving.handle.counters().total();
         (replies, after.sent_by_xdp - before.sent_by_xdp == count as u64)
     }
@@ -225,7 +227,7 @@ fn netns_xdp_replies_match_the_header_writers_byte_for_byte() {
             [tag(ether_type::VLAN, 0x6005), None],
             [tag(ether_type::SERVICE_VLAN, 100), tag(ether_type::VLAN, 5)],
         ] {
-            for how in ALL {
+            for how in REPLY_MODES {
                 for len in [1, 2, 3, 7, 8, 10, 17, 64, 255, 256, 400] {
                     talk.check(how, tags, len);
                 }
@@ -248,7 +250,7 @@ fn netns_xdp_replies_always_have_a_checksum() {
     for ipv6 in [false, true] {
         let talk = FramePeer::start(a, b, ipv6);
         let at = if ipv6 { 54 } else { 34 } + 6;
-        for how in ALL {
+        for how in REPLY_MODES {
             let payload = how.request(33);
             let good = talk.request([None; 2], &payload);
             let with = |field: u16| {
@@ -308,7 +310,7 @@ fn netns_xdp_replies_use_the_current_next_hop() {
                 wait_within(TEST_TIMEOUT, || talk.exchange(&request, 1) == (vec![reply.clone()], true));
             assert!(followed, "replies do not go to {hop}");
             // Then all replies of each kind.
-            for how in ALL {
+            for how in REPLY_MODES {
                 let payload = how.request(21);
                 let replies = how.replies(&payload);
                 let expected: Vec<_> =

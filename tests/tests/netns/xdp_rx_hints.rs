@@ -1,4 +1,4 @@
-//! Notes of the XDP program on frames, read as a lane reads them: in the frames of a bare AF_XDP
+//! Hints of the XDP program on frames, read as a lane reads them: in the frames of a bare AF_XDP
 //! socket.
 
 #![allow(dead_code, reason = "of what tests of engine xdp share only a part is used")]
@@ -104,7 +104,7 @@ fn send_through(a: &Host, b: &Host, behind: &mut AttachedProgram, frames: &[Vec<
     arrived
 }
 
-/// True if the frame must have a note: a plain, short and valid datagram.
+/// True if the frame must have a hint: a plain, short and valid datagram.
 fn should_have_hint(frame: &[u8]) -> bool {
     let Ok(datagram) = Datagram::parse(frame) else { return false };
     let is_v6 = datagram.addr_pair().is_ipv6();
@@ -119,10 +119,10 @@ fn should_have_hint(frame: &[u8]) -> bool {
         && datagram.checksum != Checksum::Invalid
 }
 
-/// Each received frame is as it was sent, except for a note if it must have one, and the note
-/// agrees with a full check. Returns the number of notes.
+/// Each received frame is as it was sent, except for a hint if it must have one, and the hint
+/// agrees with a full check. Returns the number of hints.
 fn check(b: &Host, sent: &[Vec<u8>], came: &[Vec<u8>]) -> usize {
-    let mut noted = 0;
+    let mut hinted = 0;
     let mut sent = sent.iter();
     for frame in came {
         let mut restored = frame.clone();
@@ -132,13 +132,13 @@ fn check(b: &Host, sent: &[Vec<u8>], came: &[Vec<u8>]) -> usize {
         let mut read = Datagram::default();
         let read = read.read_hinted(frame).map(|()| read);
         assert_eq!(read, Datagram::parse(&restored), "{restored:02x?}");
-        noted += usize::from(rx_hint::has_hint(frame));
+        hinted += usize::from(rx_hint::has_hint(frame));
     }
-    noted
+    hinted
 }
 
-/// One datagram and all that differ from it in one bit, or are truncated: exactly those that must
-/// have a note have one.
+/// One datagram, and all that differ from it in one bit or are truncated: a frame has a hint if and
+/// only if it must have one.
 #[test]
 fn netns_xdp_rx_hints_match_what_a_lane_parses() {
     let Some(testbed) =
@@ -166,9 +166,9 @@ fn netns_xdp_rx_hints_match_what_a_lane_parses() {
         assert!(came.len() > frames.len() / 2, "{} of {}", came.len(), frames.len());
         // Both valid; IPv4's checksum includes TTL and identification. Nothing protects IPv6's
         // class, label and hop limit.
-        let noted = check(b, &frames, &came);
+        let hinted = check(b, &frames, &came);
         let unprotected = if ipv6 { 2 * (4 + 4 + 20 + 8) } else { 0 };
-        assert!(noted >= 2 + unprotected / 2, "{noted}");
+        assert!(hinted >= 2 + unprotected / 2, "{hinted}");
     }
 }
 

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::AsFd as _;
 
-use crate::netns_support::{client, echo, sink, wait_until};
+use crate::netns_support::{client, echo, sink, wait_for_arrived, wait_until};
 use crate::xdp_support::{
     any_port, assert_all_by_xdp, assert_replies_by_xdp, frame, ipv4_layout, ping_until_sent_by_xdp, testbed,
     xdp, xdp_count,
@@ -63,7 +63,7 @@ fn netns_xdp_sockets_of_a_process_receive_only_their_own() {
 
 #[test]
 fn netns_xdp_closing_a_socket_does_not_affect_others() {
-    const COUNT: u64 = 60_000;
+    const DATAGRAMS: u64 = 60_000;
     const ROUNDS: u64 = 5;
     let Some(testbed) = testbed("netns_xdp_closing_a_socket_does_not_affect_others", &ipv4_layout(2)) else {
         return;
@@ -84,21 +84,21 @@ fn netns_xdp_closing_a_socket_does_not_affect_others() {
     let mut sender = LiveSender::new(a, b, 0, &traffic).unwrap();
     let mut other = Some(opener);
     std::thread::scope(|scope| {
-        let sending = scope.spawn(|| sender.send(Until::Count(COUNT)).unwrap().datagrams);
+        let sending = scope.spawn(|| sender.send(Until::Count(DATAGRAMS)).unwrap().datagrams);
         for round in 1..=ROUNDS {
             let serving = other.take().unwrap_or_else(|| echo(b, open()));
             assert_eq!(serving.handle.xdp_queues().len(), 2);
             let first = one(&serving);
-            let due = COUNT / (ROUNDS + 1) * round;
-            wait_until(|| stays.handle.counters().total().arrived() >= due, &stays.handle);
+            let due = DATAGRAMS / (ROUNDS + 1) * round;
+            wait_for_arrived(&stays.handle, due);
             let total = serving.stop().unwrap().total();
             assert_all_by_xdp(&total, 20 + first);
             assert_replies_by_xdp(&total, first);
         }
-        assert_eq!(sending.join().unwrap(), COUNT);
+        assert_eq!(sending.join().unwrap(), DATAGRAMS);
     });
-    wait_until(|| stays.handle.counters().total().arrived() >= COUNT, &stays.handle);
-    assert_all_by_xdp(&stays.stop().unwrap().total(), COUNT);
+    wait_for_arrived(&stays.handle, DATAGRAMS);
+    assert_all_by_xdp(&stays.stop().unwrap().total(), DATAGRAMS);
 }
 
 fn tag(ether_type: u16, control: u16) -> Option<Vlan> {
@@ -173,14 +173,14 @@ fn netns_xdp_receives_and_replies_on_configured_vlans() {
         }
     }
     let due = before + DATAGRAMS_EACH * refused.len() as u64;
-    wait_until(|| xdp_count(&with.handle, "vlan") >= due, &with.handle);
+    wait_until("all frames with a tag", &with.handle, || xdp_count(&with.handle, "vlan") >= due);
     assert_eq!(xdp_count(&with.handle, "vlan"), due);
     // Frames without a tag, or with a priority only, are for every socket.
     for tags in [[None, None], [tag(vlan, 0xe000), None]] {
         let sent = frame((a, from), (b, without.addr), b"everybody's", |plan| plan.vlans = tags);
         socket.send(&sent).unwrap();
     }
-    wait_until(|| without.handle.counters().total().arrived() >= 2, &without.handle);
+    wait_for_arrived(&without.handle, 2);
     assert_all_by_xdp(&without.stop().unwrap().total(), 2);
     let total = with.stop().unwrap().total();
     assert_all_by_xdp(&total, first + 6 * DATAGRAMS_EACH);

@@ -36,7 +36,7 @@ pub(crate) fn reply_all_ways<'a>(batch: Batch<'a>, out: &mut Outbox<'a>) {
 }
 
 /// Sends `datagrams` by all clients in turn, and receives the replies.
-pub(crate) fn exchange(clients: &[Client], datagrams: usize, answers: &mut [u8]) {
+pub(crate) fn exchange(clients: &[Client], datagrams: usize, replies: &mut [u8]) {
     for _ in 0..datagrams.div_ceil(CLIENTS * ROUND_DATAGRAMS) {
         for client in clients {
             client.send(b"one");
@@ -45,7 +45,7 @@ pub(crate) fn exchange(clients: &[Client], datagrams: usize, answers: &mut [u8])
         }
         for client in clients {
             for _ in 0..ROUND_DATAGRAMS {
-                retry_eintr(|| client.socket.recv(answers)).unwrap();
+                retry_eintr(|| client.socket.recv(replies)).unwrap();
             }
         }
     }

@@ -92,7 +92,7 @@ pub(super) struct Config<M> {
 
 impl<M: fmt::Display> fmt::Display for Config<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, {} bytes, {} a call", self.method, self.size, self.messages)
+        write!(f, "{}, {} bytes, {} per call", self.method, self.size, self.messages)
     }
 }
 
@@ -127,7 +127,7 @@ pub fn run(
 ) -> Result<Document<BenchSettings, BatchRow>> {
     let mut settings = options.settings(setup, &Limits::default());
     settings.notes.extend(oversubscribed_note(setup));
-    settings.notes.push(format!("each sample empties {} queues of {FILL_DATAGRAMS} datagrams", plan.fills));
+    settings.notes.push(format!("each sample drains {} queues of {FILL_DATAGRAMS} datagrams", plan.fills));
     settings.receivers = plan.methods.iter().map(ToString::to_string).collect();
     let rows = compare(options, &plan.methods, &plan.messages, director, |config, round| {
         let receiver = setup.run_at_receiver(|| BatchReceiver::new(setup, options, config))?;
@@ -258,7 +258,7 @@ impl BatchReceiver {
                 let way = match by {
                     RecvMethod::UringSingle => Backend::UringSingle(socket, Box::new(None), bare),
                     RecvMethod::UringPlain => Backend::UringPlain(socket, Box::new(None), bare),
-                    _ => Backend::Recvmmsg(socket, RecvRing::new(ring).context("no memory for buffers")?),
+                    _ => Backend::Recvmmsg(socket, RecvRing::new(ring).context("cannot allocate buffers")?),
                 };
                 return Ok(Self { addr, backend: way });
             }
@@ -308,7 +308,8 @@ impl BatchReceiver {
 /// State of the receiving thread is created there.
 fn get_or_init<T>(place: &mut Option<T>, make: impl FnOnce() -> std::io::Result<T>) -> Result<&mut T> {
     if place.is_none() {
-        *place = Some(make().context("io_uring: see kernel.io_uring_disabled")?);
+        *place =
+            Some(make().context("io_uring is not available: check the sysctl kernel.io_uring_disabled")?);
     }
     place.as_mut().context("it was just made")
 }

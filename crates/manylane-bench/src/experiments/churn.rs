@@ -60,7 +60,7 @@ fn churn(
         setup.run_at_receiver(|| thread::spawn(move || change_lanes(&lanes, threads, interval, &stop)))
     };
     let load = Load { pps: Some(pps), duration: options.duration, size, flows: options.flows, gso: false };
-    let what = format!("{threads} lanes, one more or less every {} ms", interval.as_millis());
+    let what = format!("{threads} lanes, one added or removed every {} ms", interval.as_millis());
     let (sent, sample, (added, removed)) = measure_during(setup, running, &load, 0, |_, sender_ended| {
         let start = Instant::now();
         let mut outcome = Ok(());
@@ -77,7 +77,7 @@ fn churn(
         stop.store(true, Ordering::Relaxed);
         let changed = changer.join().map_err(|_| anyhow!("the thread that changes lanes panicked"))?;
         outcome?;
-        changed.context("a lane could not come or go")
+        changed.context("cannot add or remove a lane")
     })?;
     Ok(ChurnRow {
         figures: Metrics::from_samples(Kind::LaneMmsg.name(), threads, threads, size, [&sample].into_iter()),

@@ -27,7 +27,7 @@ use crate::{Controller, Limits, Load, Options, Setup, oversubscribed_note, run_r
 /// The receivers that it compares by default.
 pub const RECEIVERS: [Kind; 2] = [Kind::LaneMmsg, Kind::LaneXdp];
 
-/// How long a link stays down.
+/// Time for which a link stays down.
 const LINK_DOWN_TIME: Duration = Duration::from_millis(20);
 /// Timeout of the first datagram.
 const FIRST_DATAGRAM_TIMEOUT: Duration = Duration::from_secs(5);
@@ -46,9 +46,9 @@ named_enum! {
         /// Lanes of engine `mmsg` on another port close.
         MmsgCloses = "mmsg-closes",
         /// A trivial XDP program, which passes everything, is attached to the receiver's device.
-        ProgramAttaches = "program-comes",
+        ProgramAttaches = "program-attached",
         /// It is detached.
-        ProgramDetaches = "program-goes",
+        ProgramDetaches = "program-detached",
         /// Lanes of engine `xdp` open on another port of the device: its program is attached.
         XdpOpens = "xdp-opens",
         /// Lanes of engine `xdp` on another port close: its program is detached.
@@ -113,7 +113,7 @@ pub fn run(
     events: &[Event],
     director: &mut dyn Controller,
 ) -> Result<Document<BenchSettings, FlapRow>> {
-    ensure!(setup.hosts().is_some(), "bench flap takes links down: it needs a testbed (root)");
+    ensure!(setup.hosts().is_some(), "bench flap takes links down, and needs a testbed (root)");
     let limits = Limits { precision: 0.1, ..Limits::default() };
     let mut settings = options.settings(setup, &limits);
     settings.notes.extend(oversubscribed_note(setup));
@@ -184,7 +184,7 @@ fn offered_rate(sent: &Sent) -> f64 {
 fn wait_for_traffic(running: &dyn RunningReceiver, sender_ended: &dyn Fn() -> bool) -> Result<()> {
     let start = Instant::now();
     while running.snapshot().delivered == 0 {
-        ensure!(!sender_ended(), "the sender ended before anything arrived");
+        ensure!(!sender_ended(), "the sender ended before a datagram arrived");
         ensure!(start.elapsed() < FIRST_DATAGRAM_TIMEOUT, "nothing arrives");
         thread::sleep(Duration::from_millis(1));
     }

@@ -1,7 +1,7 @@
-//! `bench replies`: cost of sending a datagram, by its size and by the messages of a call: with
-//! `sendmmsg` on headers that are built once, as lanes on kernel sockets answer, and with io_uring
-//! with an entry for each. One thread sends over loopback to a socket that drops everything. The
-//! CPU time of all methods includes the kernel's delivery up to there.
+//! `bench replies`: the cost of sending a datagram, by size and by messages per call. It compares
+//! `sendmmsg` on headers that are built once, as lanes on kernel sockets reply, with io_uring and
+//! one entry per datagram. One thread sends over loopback to a socket that drops everything, so the
+//! CPU time of every method includes the kernel's delivery to that socket.
 
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
@@ -17,7 +17,7 @@ use super::batch::{Config, compare};
 use crate::schema::{BENCH_REPLIES, BatchRow, BatchSample, BenchSettings, Document};
 use crate::{Controller, Limits, Options, Setup, run_pinned};
 
-/// Maximum bytes of payload of a sample, and of datagrams. The first eighth is warm-up.
+/// Max bytes of payload, and max datagrams, of a sample. The first eighth is warm-up.
 const BYTES_MAX: usize = 64 << 20;
 const DATAGRAMS_MAX: usize = 8192;
 
@@ -26,9 +26,9 @@ named_enum! {
     pub enum SendMethod {
         /// `sendmmsg`.
         Sendmmsg = "socket/sendmmsg",
-        /// An entry for each datagram (`IORING_OP_SENDMSG`), without completions of success.
+        /// One entry per datagram (`IORING_OP_SENDMSG`), without completions for successful sends.
         UringSendmsg = "uring/sendmsg",
-        /// The same without a copy of the payload (`IORING_OP_SENDMSG_ZC`).
+        /// The same, without a copy of the payload (`IORING_OP_SENDMSG_ZC`).
         UringZeroCopy = "uring/sendmsg-zc",
     }
 }
@@ -43,7 +43,7 @@ pub fn run(
 ) -> Result<Document<BenchSettings, BatchRow>> {
     let mut settings = options.settings(setup, &Limits::default());
     settings.receivers = senders.iter().map(ToString::to_string).collect();
-    settings.notes.push("the datagrams are refused by a filter of the socket that they are sent to".into());
+    settings.notes.push("a filter of the destination socket drops all datagrams".into());
     let cpu = setup.receiver_cpus().first().copied();
     let rows = compare(options, senders, messages, director, |config, round| {
         run_pinned(cpu, || measure(config, round))
@@ -52,10 +52,10 @@ pub fn run(
 }
 
 fn measure(Config { method, size, messages }: Config<SendMethod>, round: usize) -> Result<BatchSample> {
-    let target = UdpSocket::bind("127.0.0.1:0").context("making a socket")?;
-    sock::drop_all_incoming(target.as_fd()).context("a filter on a socket")?;
+    let target = UdpSocket::bind("127.0.0.1:0").context("opening a socket")?;
+    sock::drop_all_incoming(target.as_fd()).context("attaching a filter to a socket")?;
     let peer = SockAddr::from(target.local_addr()?);
-    let socket = UdpSocket::bind("127.0.0.1:0").context("making a socket")?;
+    let socket = UdpSocket::bind("127.0.0.1:0").context("opening a socket")?;
     // Payloads in separate memory, as those of a batch.
     let payloads: Vec<Vec<u8>> = (0..messages).map(|at| vec![at as u8; size]).collect();
     let calls = (DATAGRAMS_MAX.min(BYTES_MAX / size.max(1)) / messages).max(8);
@@ -72,7 +72,7 @@ fn measure(Config { method, size, messages }: Config<SendMethod>, round: usize) 
         sum.calls += 1;
     }
     let time = cpu::thread_cpu_time().saturating_sub(before);
-    ensure!(sum.delivered > 0, "nothing was sent");
+    ensure!(sum.delivered > 0, "no datagram was sent");
     sum.rx_cpu_ns = time.as_nanos() as f64 / sum.delivered as f64;
     Ok(sum)
 }
@@ -93,6 +93,6 @@ fn make_send_fn(sender: SendMethod, socket: &UdpSocket, peer: SockAddr, batch: u
     }
     let zero_copy = sender == SendMethod::UringZeroCopy;
     let ring = BareSender::new(socket.as_fd(), batch, zero_copy);
-    let mut ring = ring.context("io_uring: see kernel.io_uring_disabled")?;
+    let mut ring = ring.context("io_uring is not available: check the sysctl kernel.io_uring_disabled")?;
     Ok(Box::new(move |payloads| Ok(ring.send(&peer, payloads.iter().map(Vec::as_slice))?)))
 }

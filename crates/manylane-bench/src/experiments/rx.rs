@@ -51,7 +51,7 @@ struct Config {
 /// Runs the benchmark.
 ///
 /// # Errors
-/// When a receiver or the sender fails, when no common rate can be found, or when it is stopped.
+/// Fails if a receiver or the sender fails, if no common rate can be found, or if it is stopped.
 pub fn run(
     setup: &mut Setup,
     options: &Options,
@@ -61,9 +61,7 @@ pub fn run(
     let mut settings = options.settings(setup, &limits);
     settings.notes.extend(oversubscribed_note(setup));
     if let (Work::Echo, Some(counter)) = (options.work, setup.count_hook()) {
-        settings
-            .notes
-            .push(format!("answers were counted and dropped in the {counter} of the host that asked"));
+        settings.notes.push(format!("replies were counted and dropped in the {counter} of the sending host"));
     }
     if options.gso {
         settings.sender += " in GSO messages";
@@ -77,7 +75,7 @@ pub fn run(
         let found = bench.search(&configs, &mut settings)?;
         let pps = bench.common_rate(&found)?;
         if let Some(pps) = pps {
-            settings.notes.push(format!("{size} bytes: cost was measured at {pps:.0} datagrams per second"));
+            settings.notes.push(format!("{size} bytes: cost measured at {pps:.0} datagrams per second"));
         }
         let samples = bench.measure_cost(&configs, pps, &mut settings)?;
         for (config, samples) in configs.iter().zip(samples) {
@@ -163,16 +161,14 @@ impl Bench<'_> {
         settings: &mut BenchSettings,
     ) -> Result<HashMap<Config, SearchResult>> {
         if self.trial_count() == 0 {
-            settings.notes.push("no-loss rates were not searched".into());
+            settings.notes.push("no search for no-loss rates".into());
             return Ok(HashMap::new());
         }
         let mut found: HashMap<Config, SearchResult> = HashMap::new();
         let searched: Vec<Config> = self.searched_configs(configs).copied().collect();
         if searched.len() < configs.len() {
             let threads = searched.first().map_or(0, |config| config.threads);
-            settings
-                .notes
-                .push(format!("quick run: no-loss rates were searched with {threads} threads only"));
+            settings.notes.push(format!("quick run: no-loss rates for {threads} threads only"));
         }
         let mut limits = self.limits;
         if self.options.quick {
@@ -193,7 +189,7 @@ impl Bench<'_> {
             let planned = with_overhead(time) * TRIALS_EXPECTED as u32;
             let before = self.spent;
             let result = no_loss_rate(&from, |pps| {
-                let what = format!("{} with {} threads: {:.0} k/s?", config.kind, config.threads, pps / 1e3);
+                let what = format!("{} with {} threads: {:.0} k/s", config.kind, config.threads, pps / 1e3);
                 let sample = self.sample(&config, Some(pps), time, 0, &what)?;
                 self.spent = self.spent.min(before + planned);
                 Ok(Trial { offered_pps: sample.offered_pps, loss: sample.loss })
@@ -212,7 +208,7 @@ impl Bench<'_> {
         let lowest = found.values().map(|found| found.pps).fold(f64::INFINITY, f64::min);
         ensure!(
             lowest.is_finite() && lowest > 0.0,
-            "a receiver loses datagrams even at the lowest rate that was tried: is the machine busy? (--rate sets one)"
+            "a receiver loses datagrams at every rate: wait until the machine is idle, or set --rate"
         );
         Ok(Some(lowest * COMMON_RATE_FRACTION))
     }

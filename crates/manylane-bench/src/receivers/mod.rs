@@ -107,7 +107,7 @@ pub enum Work {
 pub struct ReceiverOptions {
     /// Address to bind; port 0 for any.
     pub addr: SocketAddr,
-    /// What is done with each datagram.
+    /// Work per datagram.
     pub work: Work,
     /// Simulated work of the application for each datagram, between receive and reply.
     pub synthetic_work: SyntheticWork,

@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use anyhow::{Context, Result};
 use manylane::WaitPolicy;
 use manylane_sys::addr::SockAddr;
-use manylane_sys::{busy_poll, measure};
+use manylane_sys::{busy_poll, recvfrom};
 
 use super::workers::{self, WorkerCtx, Workers};
 use crate::receivers::{BUF_SIZE_MIN, ReceiverOptions, RunningReceiver, Work};
@@ -26,10 +26,10 @@ pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver
         }
         _ => {}
     }
-    let (size, answers) = (options.size.max(BUF_SIZE_MIN), options.work == Work::Echo);
+    let (size, replies) = (options.size.max(BUF_SIZE_MIN), options.work == Work::Echo);
     let app_work = options.synthetic_work;
     Workers::start_on_sockets(options, sockets, move |worker, socket| {
-        recv_loop(worker, socket, size, app_work, answers)
+        recv_loop(worker, socket, size, app_work, replies)
     })
 }
 
@@ -38,21 +38,21 @@ fn recv_loop(
     socket: &UdpSocket,
     size: usize,
     app_work: SyntheticWork,
-    answers: bool,
+    replies: bool,
 ) -> Result<()> {
     let mut buffer = vec![0; size];
     let mut peer = SockAddr::EMPTY;
     let mut delivered = 0;
     loop {
-        match measure::recv_from(socket.as_fd(), &mut buffer, &mut peer) {
+        match recvfrom::recv_from(socket.as_fd(), &mut buffer, &mut peer) {
             // The socket was shut down. An empty datagram looks the same.
             Ok(0) if worker.should_stop() => return Ok(()),
             Ok(len) => {
                 black_box(buffer[..len].first().copied());
                 app_work.run();
-                if answers {
+                if replies {
                     // A reply that is not sent is missing where replies are counted.
-                    let _ = measure::send_to(socket.as_fd(), &buffer[..len], &peer);
+                    let _ = recvfrom::send_to(socket.as_fd(), &buffer[..len], &peer);
                 }
                 delivered += 1;
                 worker.stats.set_delivered(delivered);

@@ -76,7 +76,7 @@ fn recv_loop(
     work: Work,
     handle: impl Fn(&Message<'_>) -> u64,
 ) -> Result<()> {
-    let mut ring = RecvRing::new(ring).context("no memory for buffers")?;
+    let mut ring = RecvRing::new(ring).context("cannot allocate buffers")?;
     let mut controls = (work == Work::Echo).then(|| EchoControls::new(&ring));
     let mut delivered = 0;
     let mut wait = Wait::First;

@@ -18,9 +18,9 @@ use super::workers::{self, WorkerCtx, Workers, needs_local_address, pktinfo_flag
 use crate::receivers::{BUF_SIZE_MIN, ReceiverOptions, RunningReceiver, Work};
 use crate::work::SyntheticWork;
 
-/// Waits without a timeout, because a shutdown wakes it.
+/// No timeout is needed, because a shutdown ends the wait.
 const RECV_TIMEOUT: Duration = Duration::MAX;
-/// Maximum wait of a reply for room in the send buffer.
+/// Max time that a reply waits for room in the send buffer.
 const SEND_TIMEOUT: Duration = Duration::from_millis(100);
 
 pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {
@@ -40,10 +40,10 @@ fn recv_loop(
     delay: Duration,
     (work, app_work): (Work, SyntheticWork),
 ) -> Result<()> {
-    let mut ring =
-        BareMultishot::new(socket.as_fd(), options).context("io_uring: see kernel.io_uring_disabled")?;
+    let mut ring = BareMultishot::new(socket.as_fd(), options)
+        .context("io_uring is not available: check the sysctl kernel.io_uring_disabled")?;
     let send = SendOptions { batch: options.batch, gso: false };
-    let mut answers = (work == Work::Echo).then(|| SendRing::new(send)).transpose()?;
+    let mut replies = (work == Work::Echo).then(|| SendRing::new(send)).transpose()?;
     let mut delivered = 0;
     let mut sleep = Some(RECV_TIMEOUT);
     loop {
@@ -56,8 +56,8 @@ fn recv_loop(
             app_work.run();
         }
         delivered += messages as u64;
-        if let Some(answers) = &mut answers {
-            send_replies(socket, &ring, messages, answers);
+        if let Some(replies) = &mut replies {
+            send_replies(socket, &ring, messages, replies);
         }
         worker.stats.set_delivered(delivered);
         sleep = Some(RECV_TIMEOUT);
@@ -71,12 +71,12 @@ fn recv_loop(
     }
 }
 
-/// Sends the batch back. A reply that is not sent is missing where replies are counted.
-fn send_replies(socket: &UdpSocket, ring: &BareMultishot, messages: usize, answers: &mut SendRing) {
-    let mut out = answers.batch();
+/// Sends the batch back. Replies that are not sent are missing at the client, which counts them.
+fn send_replies(socket: &UdpSocket, ring: &BareMultishot, messages: usize, replies: &mut SendRing) {
+    let mut out = replies.batch();
     for index in 0..messages {
         let message = ring.message(index);
-        // There is room for a batch.
+        // The ring has room for a batch.
         out.push(message.peer, message.ancillary().local, message.data);
     }
     let mut at = 0;

@@ -144,10 +144,10 @@ impl Workers {
                 stats.unregister_thread();
                 done
             };
-            let thread = thread::Builder::new()
-                .name(format!("receiver-{index}"))
-                .spawn(body)
-                .with_context(|| format!("cannot start receiver {index}: see `ulimit -u`"))?;
+            let thread =
+                thread::Builder::new().name(format!("receiver-{index}")).spawn(body).with_context(|| {
+                    format!("cannot start receiver {index}: raise the limit of threads (ulimit -u)")
+                })?;
             workers.threads.push(thread);
         }
         Ok(Box::new(workers))
@@ -230,7 +230,7 @@ pub(crate) fn bind(options: &ReceiverOptions, count: usize, flags: &[Flag]) -> R
             sock::set_flag(fd.as_fd(), Flag::ReusePort, true).context("SO_REUSEPORT")?;
         }
         for &flag in flags {
-            let why = || format!("{flag:?}: see the kernel's version in KERNELS.md");
+            let why = || format!("cannot set {flag:?}: see KERNELS.md for the kernel that it needs");
             sock::set_flag(fd.as_fd(), flag, true).with_context(why)?;
         }
         if options.recv_buffer > 0 {

@@ -16,7 +16,7 @@ use anyhow::{Context, Result, ensure};
 use aya::maps::XskMap;
 use aya::programs::{Xdp, XdpMode};
 use aya::{Ebpf, EbpfLoader};
-use manylane_sys::measure::Epoll;
+use manylane_sys::epoll::Epoll;
 use manylane_sys::xsk::RawXsk;
 use manylane_sys::{device, netns, tick};
 
@@ -57,16 +57,16 @@ pub(crate) fn open_queues(
     devices: &[String],
     port: u16,
     ring: u32,
-    answers: bool,
+    replies: bool,
 ) -> Result<OpenQueues> {
-    ensure!(!devices.is_empty(), "{name} needs a device: it does not run over loopback");
+    ensure!(!devices.is_empty(), "{name} needs a device, and does not run over loopback");
     let (mut programs, mut queues) = (Vec::new(), Vec::new());
     for (number, name) in devices.iter().enumerate() {
         let index = netns::device_index(name)?;
         let mut program = load_redirect(index, port)?;
         let mut map: XskMap<_> = program.take_map("ml_raw").context("no map ml_raw")?.try_into()?;
-        for queue in 0..device::receive_queues(name)? {
-            let socket = open_released(|| RawXsk::open(index, queue, ring, answers))
+        for queue in 0..device::queues(name)?.receive {
+            let socket = open_released(|| RawXsk::open(index, queue, ring, replies))
                 .with_context(|| format!("{name} queue {queue}"))?;
             map.set(queue, socket.as_fd().as_raw_fd(), 0)?;
             queues.push((number, queue, socket));
@@ -91,9 +91,9 @@ fn open_released(mut open: impl FnMut() -> io::Result<RawXsk>) -> io::Result<Raw
 }
 
 pub(crate) fn start<R: FrameParser>(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {
-    let answers = options.work == Work::Echo;
+    let replies = options.work == Work::Echo;
     let OpenQueues { queues, programs } =
-        open_queues(R::NAME, &options.devices, options.addr.port(), options.ring, answers)?;
+        open_queues(R::NAME, &options.devices, options.addr.port(), options.ring, replies)?;
     let mut shares: Vec<Vec<RawXsk>> = (0..options.threads).map(|_| Vec::new()).collect();
     let mut sources = Vec::new();
     for (number, queue, socket) in queues {
@@ -106,7 +106,7 @@ pub(crate) fn start<R: FrameParser>(options: &ReceiverOptions) -> Result<Box<dyn
     // Without simulated work, the check is not in the loop.
     let is_idle = app_work.is_zero();
     Workers::start(options, (options.addr, sources), shares, programs, move |worker, share| {
-        match (answers, is_idle) {
+        match (replies, is_idle) {
             (false, true) => {
                 recv_loop(worker, share, (batch, delay), |socket| Ok(poll_queue::<R>(socket, batch, || ())))
             }
@@ -164,7 +164,7 @@ fn poll_and_reply<R: FrameParser>(
         app_work.run();
         R::reply_in_place(packet)
     });
-    let frames = frames.context("answering from a queue")?;
+    let frames = frames.context("replying from a queue")?;
     Ok(PollResult { frames, datagrams: frames - refused })
 }
 

@@ -8,7 +8,7 @@ use super::plots::{self, COLOURS, Series};
 use super::{colour, escape};
 use crate::stats::{distinct, median_of};
 
-/// How a figure is drawn.
+/// Kind of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// Lines that join the medians, and the samples as dots.
@@ -125,8 +125,8 @@ impl Figure {
         };
         let printed = match (self.series.iter().any(|line| line.printed), self.shape) {
             (false, _) => "",
-            (true, Shape::Lines) => " Dashed: as the paper printed it.",
-            (true, _) => " Hollow: as the paper printed it.",
+            (true, Shape::Lines) => " Dashed: the paper's values.",
+            (true, _) => " Hollow: the paper's values.",
         };
         writeln!(
             page,

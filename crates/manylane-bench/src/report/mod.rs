@@ -14,7 +14,7 @@ pub use self::plots::Series;
 use crate::settings::BenchSettings;
 use crate::stats::distinct;
 
-/// What a report shows of the rows of one benchmark.
+/// Tables and figures of the rows of one benchmark.
 pub trait Figures: Sized {
     /// Heads of the columns of the table.
     const COLUMNS: &'static [&'static str];
@@ -60,7 +60,7 @@ pub fn head(title: &str, lead: &str) -> String {
 fn subtitle<R>(document: &Document<BenchSettings, R>) -> String {
     let (machine, settings) = (&document.machine, &document.settings);
     format!(
-        "{} CPUs ({}), Linux {}. Traffic over {} from {}, {} flows, {} rounds of {} s, receivers taking turns.",
+        "{} CPUs ({}), Linux {}. Traffic over {} from {}, {} flows, {} rounds of {} s, in which receivers take turns.",
         machine.cpus,
         machine.model,
         machine.kernel,
@@ -101,11 +101,11 @@ pub fn about(page: &mut String, machine: &Machine, settings: &[(&str, String)]) 
         ("Idle CPUs", machine.idle.clone()),
         ("Mitigations", machine.mitigations.join("; ")),
     ];
-    page.push_str("<section><h2>How it was measured</h2>\n<dl>\n");
+    page.push_str("<section><h2>Set-up</h2>\n<dl>\n");
     for (name, value) in settings.iter().chain(&machine) {
         let _ = writeln!(page, "<dt>{name}<dd>{}", escape(if value.is_empty() { "–" } else { value }));
     }
-    page.push_str("</dl>\n<p>The raw samples are in the JSON file beside this page.</p></section>\n");
+    page.push_str("</dl>\n<p>The JSON file beside this page has the raw samples.</p></section>\n");
     page.push_str("</main></body></html>\n");
 }
 

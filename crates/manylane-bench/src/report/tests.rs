@@ -20,19 +20,20 @@ fn sample(round: usize, rx_cpu_ns: f64) -> Sample {
     }
 }
 
-/// The page of `rows`, which is complete and loads nothing, with its numbers of plots and of lines.
+/// Renders `rows` as a page with that many plots and table lines. It must be complete, and load
+/// nothing.
 fn page<R: Figures + Clone>(schema: &str, rows: &[R], plots: usize, lines: usize) -> String {
     let settings = BenchSettings { command: "manylane bench '<&>'".into(), ..Default::default() };
     let page = html(&Document::new(schema, settings.clone(), rows.to_vec())).unwrap();
     assert!(page.starts_with("<!doctype html>") && page.trim_end().ends_with("</html>"));
     assert_eq!((page.matches("<svg").count(), page.matches("<tr").count()), (plots, lines), "{schema}");
-    // The name of the SVG namespace is not an address to load.
+    // The name of the SVG namespace is not a URL to load.
     let bare = page.replace("http://www.w3.org/2000/svg", "");
     for loaded in ["http://", "https://", "<script", "<link", "src=", "@import", "url("] {
         assert!(!bare.contains(loaded), "{loaded}");
     }
     assert!(page.contains("&lt;&amp;&gt;") && !page.contains("<&>"));
-    // A run without rows is a page, too.
+    // Without rows, it still renders.
     assert!(html(&Document::new(schema, settings, Vec::<R>::new())).is_ok());
     for row in rows {
         assert_eq!(row.cells(rows).len(), R::COLUMNS.len(), "{schema}");

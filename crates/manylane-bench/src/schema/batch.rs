@@ -65,7 +65,7 @@ impl BatchRow {
 
 impl Figures for BatchRow {
     const COLUMNS: &'static [&'static str] =
-        &["receiver", "bytes", "a call", "taken or sent", "loss %", "CPU ns", "quartiles"];
+        &["receiver", "bytes", "batch", "messages/call", "loss %", "CPU ns", "quartiles"];
 
     fn cells(&self, _all: &[Self]) -> Vec<String> {
         vec![
@@ -86,7 +86,7 @@ impl Figures for BatchRow {
     fn figures(rows: &[&Self]) -> Vec<Figure> {
         let key = |row: &Self| (row.receiver.clone(), row.messages.to_string());
         let cost = |row: &Self| row.samples.iter().map(|sample| sample.rx_cpu_ns).collect();
-        let by_messages = Grid::new(rows, "maximum number of messages of a call", key);
+        let by_messages = Grid::new(rows, "maximum number of messages per call", key);
         vec![by_messages.lines("CPU per datagram", "Lower is better.", "ns per datagram", cost)]
     }
 }

@@ -90,7 +90,7 @@ impl Figures for FlapRow {
         "refused",
         "delivered",
         "lost",
-        "lost at most",
+        "worst loss",
         "kernel dropped",
         "event ms",
     ];
@@ -120,12 +120,9 @@ impl Figures for FlapRow {
                 "datagrams",
                 |row| (Some(row.lost), Some(row.lost_most as f64)),
             ),
-            by_event.lines(
-                "Length of the event",
-                "A link that goes down is down for 20 ms of it.",
-                "ms",
-                |row| row.samples.iter().map(|seen| seen.event_micros as f64 / 1e3).collect(),
-            ),
+            by_event.lines("Length of the event", "A link stays down for 20 ms of it.", "ms", |row| {
+                row.samples.iter().map(|seen| seen.event_micros as f64 / 1e3).collect()
+            }),
         ]
     }
 }

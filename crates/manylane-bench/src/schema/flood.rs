@@ -238,7 +238,7 @@ impl Figures for FloodRow {
         "over 1 ms/s",
         "ran %",
         "ratio (p)",
-        "beside the sender, ms",
+        "sender's CPU, ms",
         "apart ms",
         "grown KiB",
     ];
@@ -273,9 +273,9 @@ impl Figures for FloodRow {
 
     fn section(&self) -> String {
         match &*self.part {
-            "clients" => "clients: regular clients beside a flood".into(),
+            "clients" => "clients: regular clients during a flood".into(),
             "sources" => "sources: a new source for each datagram".into(),
-            part => format!("{part}: a program that is always runnable, beside a flood"),
+            part => format!("{part}: a program that is always runnable, during a flood"),
         }
     }
 
@@ -312,7 +312,7 @@ impl Figures for FloodRow {
             lines("Longest pause of the program on the lane's CPU", better, "ms", &unstolen, &|row, name| {
                 row.values_of("program", |seen| [Some(seen.longest_ms), seen.longest_unstolen_ms][name])
             }),
-            lines("Longest pause of the program on the sender's CPU", better, "ms", &apart, &|row, name| {
+            lines("Longest pause of the program beside the sender", better, "ms", &apart, &|row, name| {
                 row.values_of(SENDER_CPU_PROGRAM, |seen| [Some(seen.longest_ms), seen.longest_apart_ms][name])
             }),
             lines("CPU share of the program", "Higher is better.", "%", &WATCHED_PROGRAM, &|row, name| {

@@ -72,7 +72,7 @@ pub struct RttRow {
     pub mode: String,
     /// Requests per second of an open loop.
     pub rate: Option<f64>,
-    /// Intervals of an open loop: `even` or `chance`.
+    /// Intervals of an open loop: `even` or `poisson`.
     pub arrivals: String,
     /// The medians.
     #[serde(flatten)]
@@ -168,7 +168,7 @@ impl Figures for RttRow {
             let busy: Vec<&Self> = shown.iter().copied().filter(|row| row.mode != "idle").collect();
             let key = |row: &Self| (row.contender(), row.load());
             let times = Grid::new(&busy, "requests", key);
-            let caption = "From when a request was due. Lower is better.";
+            let caption = "Counted from when a request was due. Lower is better.";
             let title = |what: &str| format!("{receiver}: {what}");
             figures.extend([
                 times.lines(&title("median of the round-trip time (p50)"), caption, "µs", |row| {
@@ -178,7 +178,7 @@ impl Figures for RttRow {
                     row.samples_of(|sample| sample.rtt.p99_ns / 1e3)
                 }),
                 Grid::new(&shown, "requests", key).lines(
-                    &title("CPUs that the answering thread keeps busy"),
+                    &title("CPU time of the answering thread, in CPUs"),
                     "Lower is better.",
                     "CPUs",
                     |row| row.samples_of(|sample| sample.rtt.server_cores),

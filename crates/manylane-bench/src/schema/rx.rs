@@ -122,7 +122,7 @@ impl Figures for BenchRow {
                 |row| of(row, |sample| sample.total_cpu_ns),
             ),
             by_threads.bars(
-                "Highest rate without loss, and what is left at twice that rate",
+                "Highest rate without loss, and goodput at twice that rate",
                 "Bars: at most 0.1 % lost. Dark line: at twice that rate. Higher is better.",
                 &format!("{unit}s per second"),
                 |row| (row.no_loss_pps, row.goodput_at_double_pps),

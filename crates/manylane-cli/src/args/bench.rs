@@ -11,7 +11,7 @@ use manylane_bench::experiments::flood::Part;
 use manylane_bench::experiments::replies::SendMethod;
 use manylane_bench::experiments::rtt::{self, Contender, generator::Arrivals};
 use manylane_bench::receivers::Kind;
-use manylane_measure::client::MAX_PAYLOAD;
+use manylane_measure::client::PAYLOAD_LEN_MAX;
 use manylane_testbed::reply_count::CountHook;
 
 use super::values::within;
@@ -28,10 +28,10 @@ pub(crate) enum BenchCommand {
     /// As rx, for receivers that answer: cost of a request and its reply
     #[command(after_long_help = "Example:\n  sudo manylane bench echo --threads 1 --rate 200k")]
     Echo(RxArgs),
-    /// Cost of receiving queued datagrams, by their size and the messages of a call
+    /// Cost of receiving queued datagrams, by size and messages per call
     #[command(after_long_help = "Example:\n  manylane bench batch --loopback --size 64 --batch 1,64")]
     Batch(BatchArgs),
-    /// Cost of sending, by size and messages of a call: sendmmsg, io_uring, zero-copy
+    /// Cost of sending, by size and messages per call: sendmmsg, io_uring, zero-copy
     #[command(after_long_help = "Example:\n  manylane bench replies --size 64,1024")]
     Replies(RepliesArgs),
     /// Cost of receiving when the sender uses UDP GSO over loopback
@@ -54,10 +54,10 @@ pub(crate) enum BenchCommand {
     Flap(FlapArgs),
     /// Effect of a flood on clients, memory and other programs (root)
     ///
-    /// clients: how many requests of regular clients are answered beside a flood. sources: growth
-    /// of memory, and pauses of the server, with 100,000 new sources per second compared with one.
-    /// program: how long a busy program is kept from running. The server has one lane. The flood
-    /// is generated on another CPU, with limits and without.
+    /// clients: share of requests of regular clients that are answered during a flood. sources:
+    /// growth of memory, and pauses of the server, with 100,000 new sources per second and with
+    /// one. program: time for which a busy program does not run. The server has one lane, and runs
+    /// with limits and without. The flood is generated on another CPU.
     #[command(after_long_help = "Example:\n  sudo manylane bench flood --quick --parts clients")]
     Flood(FloodArgs),
 }
@@ -109,15 +109,15 @@ pub(crate) struct RxArgs {
     /// With several, receivers bind the wildcard address.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = within(1..=16), conflicts_with = "loopback")]
     pub(crate) links: usize,
-    /// Receive queues of each of these devices
+    /// Receive queues of each testbed device
     ///
     /// Default: the highest number of threads.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), conflicts_with = "loopback")]
     pub(crate) queues: Option<u32>,
-    /// Where the testbed's client counts and drops replies (echo only)
+    /// Place where the testbed's client counts and drops replies (echo only)
     ///
-    /// stack: where its network stack begins. driver: in its driver, which copies each reply
-    /// first. The thread that answers pays for that.
+    /// stack: where its network stack begins. driver: in its driver, which first copies each
+    /// reply, at the cost of the replying thread.
     #[arg(long, default_value_t, value_name = "stack|driver", conflicts_with = "loopback")]
     pub(crate) count_hook: CountHook,
     #[command(flatten)]
@@ -134,7 +134,7 @@ pub(crate) struct BatchArgs {
     /// lane/xdp and xsk/* only in a testbed, with datagrams of at most 1024 bytes.
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     pub(crate) receivers: Vec<RecvMethod>,
-    /// Times that a sample fills a queue with 2048 datagrams and drains it
+    /// Number of times that a sample queues 2048 datagrams and drains them
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = within(1..))]
     pub(crate) iterations: usize,
     #[command(flatten)]
@@ -167,8 +167,8 @@ pub(crate) struct GsoArgs {
     pub(crate) duration: Duration,
     /// Datagrams per second, or max for as many as the sender can send
     ///
-    /// For a receiver without GRO, the kernel segments GSO messages on the sender's CPU time. So
-    /// with max, the sender's rate depends on the receiver.
+    /// For a receiver without GRO, the sender's CPU time includes the segmentation of GSO
+    /// messages. So with max, the rate depends on the receiver.
     #[arg(long, default_value = "max", value_name = "RATE", value_parser = parse::rate)]
     pub(crate) rate: Rate,
     #[command(flatten)]
@@ -181,7 +181,7 @@ pub(crate) struct ChurnArgs {
     /// Number of lanes at the start; each change adds or removes one
     #[arg(long, value_delimiter = ',', default_value = "2", value_name = "N,…", value_parser = within(1..))]
     pub(crate) lanes: Vec<usize>,
-    /// How long lanes are added and removed
+    /// Time during which lanes are added and removed
     #[arg(long, default_value = "10s", value_name = "TIME", value_parser = parse::duration)]
     pub(crate) duration: Duration,
     /// Time between two changes
@@ -207,11 +207,11 @@ pub(crate) struct FlapArgs {
     pub(crate) receivers: Vec<Kind>,
     /// Events to compare [default: all]
     ///
-    /// nothing, mmsg-opens, mmsg-closes, program-comes, program-goes, xdp-opens, xdp-closes,
+    /// nothing, mmsg-opens, mmsg-closes, program-attached, program-detached, xdp-opens, xdp-closes,
     /// receiver-link, sender-link.
     #[arg(long, value_delimiter = ',', value_name = "EVENT,…")]
     pub(crate) events: Vec<Event>,
-    /// Length of the traffic around an event, half before and half after
+    /// Length of a sample, half before and half after the event
     #[arg(long, default_value = "500ms", value_name = "TIME", value_parser = parse::duration)]
     pub(crate) duration: Duration,
     /// Datagrams per second [default: half of the lowest no-loss rate]
@@ -238,7 +238,7 @@ pub(crate) struct FloodArgs {
     /// Length of a sample of clients and program [default: 1500ms, 300ms with --quick]
     #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     pub(crate) duration: Option<Duration>,
-    /// Total time with new sources, of all rounds [default: 60s; 5s with --quick]
+    /// Time with new sources, in all rounds together [default: 60s; 5s with --quick]
     #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     pub(crate) sources_duration: Option<Duration>,
     /// Finish within a minute: shorter samples
@@ -261,7 +261,7 @@ pub(crate) struct RttArgs {
     /// Default: 10, 40 and 80 % of the lowest no-loss rate, and 20k.
     #[arg(long, value_delimiter = ',', value_name = "RATE,…", value_parser = parse::pps)]
     pub(crate) rate: Vec<f64>,
-    /// Intervals of the open loops: even, or chance (random, as from many clients)
+    /// Intervals of the open loops: even, or poisson (random, as from many clients)
     #[arg(long, default_value = "even", value_name = "HOW")]
     pub(crate) arrivals: Arrivals,
     /// Placement of the server, the generator and the device's work
@@ -281,7 +281,7 @@ pub(crate) struct RttArgs {
     pub(crate) common: BenchArgs,
 }
 
-/// Where a benchmark runs.
+/// Place of a benchmark.
 #[derive(Debug, Args)]
 pub(crate) struct PlaceArgs {
     /// Use two network namespaces, a veth pair and an XDP sender [default for root]
@@ -298,7 +298,7 @@ pub(crate) struct BenchArgs {
     /// Payload of the datagrams in bytes; several are compared [default: 10]
     ///
     /// Default for batch: 64,256,1024,8192; for replies: 64,1024,8192,60000.
-    #[arg(long, value_delimiter = ',', value_name = "BYTES,…", value_parser = within(..=MAX_PAYLOAD as u64))]
+    #[arg(long, value_delimiter = ',', value_name = "BYTES,…", value_parser = within(..=PAYLOAD_LEN_MAX as u64))]
     pub(crate) size: Vec<usize>,
     /// Number of rounds; each runs every receiver once
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = within(1..))]
@@ -314,9 +314,9 @@ pub(crate) struct BenchArgs {
     /// Receive buffer of each socket [default: 64M, or the most allowed]
     #[arg(long, value_name = "BYTES", value_parser = parse::bytes)]
     pub(crate) recv_buffer: Option<usize>,
-    /// Delay before a receive (lanes, reuseport/*); 0: none [default: 0 to 1000]
+    /// Delay before a receive (not socket/*); 0: none [default: 0 to 1000]
     ///
-    /// Default: 100 microseconds for each thread that shares a CPU, if any do.
+    /// As for `manylane echo`.
     #[arg(long, value_name = "USECS")]
     pub(crate) rx_usecs: Option<u64>,
     /// Steering of the lanes, as for `manylane echo`

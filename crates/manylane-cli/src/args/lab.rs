@@ -35,7 +35,7 @@ pub(crate) struct LabArgs {
     /// List the parts, and run nothing
     #[arg(long)]
     pub(crate) list: bool,
-    /// Continue an interrupted run: the file that it named
+    /// Continue an interrupted run from FILE, which it named
     #[arg(long, value_name = "FILE")]
     pub(crate) resume: Option<PathBuf>,
     /// Folder for the state, the JSON with all samples, and the HTML report

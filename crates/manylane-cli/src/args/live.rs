@@ -15,15 +15,15 @@ pub(crate) struct FilterArgs {
     ///
     /// Datagrams per second, and the burst: 1000/50, or 20k,per=24 for each /24 (IPv6: each /56).
     /// The XDP program drops datagrams above the limit. May be given twice.
-    #[arg(long, value_name = "LIMIT")]
+    #[arg(long, help_heading = "Engine xdp", value_name = "LIMIT")]
     pub(crate) limit: Vec<Limit>,
     /// Prefix to admit past all limits, such as 192.0.2.0/24 (engine xdp)
     ///
     /// The longest matching prefix decides.
-    #[arg(long, value_name = "PREFIX")]
+    #[arg(long, help_heading = "Engine xdp", value_name = "PREFIX")]
     pub(crate) allow: Vec<Prefix>,
     /// Prefix to drop, such as 198.51.100.0/24 or 2001:db8::/32 (engine xdp)
-    #[arg(long, value_name = "PREFIX")]
+    #[arg(long, help_heading = "Engine xdp", value_name = "PREFIX")]
     pub(crate) deny: Vec<Prefix>,
 }
 

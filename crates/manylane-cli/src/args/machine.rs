@@ -35,12 +35,13 @@ pub(crate) struct DoctorArgs {
 pub(crate) struct TuneArgs {
     /// Findings to act on, such as rmem-max-small or gro-off:eth0
     ///
-    /// They are those of `manylane doctor`. With --undo, the findings whose changes are reverted.
+    /// As `manylane doctor` names them. With --undo, the findings whose changes are reverted.
     #[arg(value_name = "FINDING")]
     pub(crate) findings: Vec<String>,
     /// Act on all findings, except those that have to be named
     ///
-    /// These are halts-at-once, idle-leaves-late and autogroup-shares, which cost other programs.
+    /// These are halts-at-once, idle-leaves-late and autogroup-shares, at the cost of other
+    /// programs.
     #[arg(long, conflicts_with = "findings")]
     pub(crate) all: bool,
     /// Show what would change, and change nothing

@@ -34,7 +34,7 @@ pub(crate) struct Cli {
     /// The command.
     #[command(subcommand)]
     pub(crate) command: Command,
-    /// Log the library's actions and decisions on standard error
+    /// Log the library's decisions on standard error
     #[arg(long, short, global = true)]
     pub(crate) verbose: bool,
 }
@@ -44,21 +44,21 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Serve echo on lanes, with statistics while it runs
     ///
-    /// Runs until Ctrl-C or SIGTERM. Then the lanes accept no new datagrams, answer the queued
-    /// ones, and the final statistics go to standard output. The first line on standard error is
-    /// `listening on ADDR`.
+    /// The first line on standard error is `listening on ADDR`. At Ctrl-C or SIGTERM, lanes
+    /// accept no new datagrams and answer the queued ones, and the final statistics go to standard
+    /// output.
     #[command(
         after_long_help = "Examples:\n  manylane echo 0.0.0.0:7\n  sudo manylane echo 192.0.2.1:7 --engine xdp --interface eth0 --limit 1000/50"
     )]
     Echo(EchoArgs),
     /// Send datagrams at a rate, check the replies, measure latency
     ///
-    /// With --expect, the latency of a request counts from the moment when it was due, not from
-    /// when it was sent (an open loop), so that a stall of the server shows. Requests of 16 bytes
-    /// or more carry a number that identifies the reply. Smaller requests, and those with
-    /// --payload, are matched by their order in the flow. Missing, late and wrong replies are
-    /// counted, and do not change the exit code. The exit code is 1 if no socket listens on the
-    /// port (ECONNREFUSED) and no reply arrives.
+    /// With --expect, the latency of a request counts from when it was due, not from when it was
+    /// sent (an open loop), so that a stall of the server shows. Requests of 16 bytes or more have
+    /// a number that identifies the reply. Smaller requests, and those with --payload, are matched
+    /// by their order in the flow. Missing, late and wrong replies are counted, and do not change
+    /// the exit code. It is 1 if no socket listens on the port (ECONNREFUSED) and no reply
+    /// arrives.
     #[command(
         after_long_help = "Examples:\n  manylane send 127.0.0.1:7 --rate 100k --duration 5s\n  manylane send 127.0.0.1:7 --rate 20k --flows 64 --expect echo"
     )]
@@ -66,12 +66,11 @@ pub(crate) enum Command {
     /// Capture frames of lanes with engine xdp, which tcpdump does not see (pcapng)
     ///
     /// Needs root, or the user that the process runs as. Ctrl-C ends the capture and completes the
-    /// file. Frames that do not fit into the buffer are counted, in the file and at the end; the
-    /// lanes never wait. To watch frames live: `manylane capture | tcpdump -n -r -`, or `wireshark
-    /// -k -i -`. Datagrams that pass through the kernel's stack are not captured; use tcpdump for
-    /// those.
+    /// file. The lanes never wait: frames that do not fit into the buffer are counted, in the file
+    /// and at the end. Datagrams that pass through the kernel's stack are not captured; use
+    /// tcpdump for those.
     #[command(
-        after_long_help = "Examples:\n  manylane capture -w frames.pcapng\n  manylane capture 192.0.2.1:53 | tcpdump -n -r -"
+        after_long_help = "Examples:\n  manylane capture -w frames.pcapng\n  manylane capture 192.0.2.1:53 | tcpdump -n -r -\n  manylane capture | wireshark -k -i -"
     )]
     Capture(CaptureArgs),
     /// Show lanes of running processes: rates, queues, losses by reason, CPUs
@@ -84,8 +83,8 @@ pub(crate) enum Command {
     Top(TopArgs),
     /// Limit, deny or allow sources of a running process with engine xdp
     ///
-    /// Without options, shows the filter in force and its drop counts. All changes of a call take
-    /// effect together, or none does. Needs root, or the user that the process runs as. The filter
+    /// Without options, shows the filter in force and its drop counts. The changes of a call take
+    /// effect together, or not at all. Needs root, or the user that the process runs as. The filter
     /// applies to datagrams that arrive as frames through engine xdp, to addresses and ports of
     /// the process. It does not apply to fragments, to packets with IP options, or to datagrams
     /// sent on this machine.
@@ -99,8 +98,8 @@ pub(crate) enum Command {
     /// process that receives on a shared UDP socket a lane of its own. The program needs no
     /// change. Sockets that cannot have lanes work as without Manylane, and the report at the end
     /// names them with the reason. Signals are forwarded to the program. The exit code is the
-    /// program's, or 125: Manylane could not start it; 126: it cannot be executed; 127: it was not
-    /// found.
+    /// program's, or 125 (Manylane failed), 126 (the program cannot be executed) or 127 (the
+    /// program was not found).
     #[command(
         after_long_help = "Examples:\n  manylane run -- memcached -U 11211 -t 4\n  sudo manylane run --engine xdp --interface eth0 -- setpriv --reuid=nobody --clear-groups ./server"
     )]
@@ -108,10 +107,9 @@ pub(crate) enum Command {
     /// Check what limits UDP on this machine, and what to change
     ///
     /// Reads the kernel, devices, settings and counters of the current network namespace, and
-    /// changes nothing. Each finding says what was found, why it matters and what to run. The most
-    /// costly findings come first. The exit code is 1 if datagrams were lost or a finding limits
-    /// this machine; with notes alone it is 0. As root it also shows which processes the sockets
-    /// belong to.
+    /// changes nothing. Each finding says what was found, why it matters and what to run, the most
+    /// costly first. The exit code is 1 if datagrams were lost or a finding limits this machine,
+    /// and 0 with notes alone. As root it also shows which processes own the sockets.
     #[command(
         after_long_help = "Examples:\n  sudo manylane doctor\n  sudo manylane doctor --port 53 --duration 10s"
     )]
@@ -119,9 +117,9 @@ pub(crate) enum Command {
     /// Apply the doctor's advice, or revert it
     ///
     /// Without a finding and without --all, lists the possible changes. Each change is shown
-    /// before it is made. The previous value is first saved to the file of --state, so that --undo
-    /// restores it, even after a crash or a reboot. Settings that were changed by other means
-    /// since then are not restored, and named. Settings do not survive a reboot.
+    /// before it is made, and the previous value is saved to the file of --state. --undo restores
+    /// it, even after a crash or a reboot. It names settings that were changed by other means
+    /// since then, and does not restore them. The changes themselves do not survive a reboot.
     #[command(
         after_long_help = "Examples:\n  sudo manylane tune --dry-run --all\n  sudo manylane tune rmem-max-small gro-off:eth0\n  sudo manylane tune --undo"
     )]
@@ -129,7 +127,7 @@ pub(crate) enum Command {
     /// Compare lanes with receivers written by hand
     #[cfg(feature = "bench")]
     Bench {
-        /// Which benchmark.
+        /// The benchmark.
         #[command(subcommand)]
         bench: BenchCommand,
     },
@@ -144,7 +142,7 @@ pub(crate) enum Command {
     /// Write the man pages
     #[command(after_long_help = "Example:\n  manylane man --out target/man")]
     Man(ManArgs),
-    /// Print a shell's completions
+    /// Print the completions of a shell
     #[command(after_long_help = "Example:\n  manylane completions bash > /etc/bash_completion.d/manylane")]
     Completions(CompletionsArgs),
 }
@@ -192,6 +190,27 @@ mod tests {
     }
 
     #[test]
+    fn each_option_of_echo_and_run_has_a_heading_of_its_own() {
+        let headings = |name: &str| -> Vec<(String, Option<String>)> {
+            let mut cli = Cli::command();
+            let command = cli.find_subcommand_mut(name).unwrap();
+            let options = command.get_opts().filter(|option| !option.is_global_set());
+            let heading =
+                |option: &clap::Arg| (option.get_id().to_string(), option.get_help_heading().map(Into::into));
+            options.map(heading).collect()
+        };
+        for name in ["echo", "run"] {
+            let found = headings(name);
+            assert!(found.iter().all(|(_, heading)| heading.is_some()), "{name}: {found:?}");
+            // Those of flattened structs do not pass on to the options that follow.
+            for (option, expected) in [("limit", "Engine xdp"), ("metrics", "Output"), ("lanes", "Lanes")] {
+                assert!(found.contains(&(option.into(), Some(expected.into()))), "{name}: {found:?}");
+            }
+        }
+        assert!(headings("limit").iter().all(|(_, heading)| heading.is_none()));
+    }
+
+    #[test]
     fn every_command_has_an_example() {
         fn check(command: &clap::Command) {
             let help = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
@@ -218,7 +237,7 @@ mod tests {
             panic!("not echo");
         };
         assert_eq!(echo.placement, Placement::List(vec![0, 1]));
-        assert!(matches!(echo.steering, Steering::Key { .. }));
+        assert!(matches!(echo.common.steering, Some(Steering::Key { .. })));
         for bad in [["--steering", "sideways"], ["--placement", "x"], ["--gro", "maybe"], ["--lanes", "0"]] {
             assert_eq!(parse(&bad).unwrap_err().exit_code(), 2, "{bad:?}");
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use manylane::capture::SNAPLEN_MAX;
 use manylane::{DropPolicy, Engine, Placement, Steering, SteeringBackend, Vlan, WaitPolicy};
-use manylane_measure::client::{Expect, MAX_PAYLOAD, Payload};
+use manylane_measure::client::{Expect, PAYLOAD_LEN_MAX, Payload};
 
 use super::FilterArgs;
 use super::values::{
@@ -17,6 +17,21 @@ use super::values::{
 use crate::metrics;
 use crate::parse::{self, Rate};
 
+/// Options of `echo` and `run` with the same meaning and default.
+#[derive(Debug, Args)]
+pub(crate) struct LaneArgs {
+    /// Steering policy: which lane gets a datagram [default: flow]
+    ///
+    /// flow, round-robin, cpu, random, least-loaded or "key OFFSET:LENGTH".
+    #[arg(long, help_heading = "Steering", value_name = "POLICY")]
+    pub(crate) steering: Option<Steering>,
+    #[command(flatten)]
+    pub(crate) filter: FilterArgs,
+    /// Serve the counters to Prometheus at http://ADDR/metrics (a port: on loopback)
+    #[arg(long, help_heading = "Output", value_name = "ADDR", value_parser = metrics::parse_addr)]
+    pub(crate) metrics: Option<SocketAddr>,
+}
+
 /// `manylane echo`.
 #[derive(Debug, Args)]
 pub(crate) struct EchoArgs {
@@ -24,90 +39,81 @@ pub(crate) struct EchoArgs {
     #[arg(value_name = "ADDR")]
     pub(crate) addr: String,
     /// Number of lanes [default: one for each CPU]
-    #[arg(long, value_name = "N", value_parser = within(1..))]
+    #[arg(long, help_heading = "Lanes", value_name = "N", value_parser = within(1..))]
     pub(crate) lanes: Option<usize>,
-    /// How lanes talk to the kernel: auto, mmsg, uring or xdp
+    /// Engine of the lanes: auto, mmsg, uring or xdp
     ///
     /// mmsg: recvmmsg and sendmmsg. uring: io_uring, or mmsg if it is not available. xdp: frames
     /// of the network device, past the kernel's stack (root). auto: xdp on the devices of
     /// --interface if that works, else mmsg.
-    #[arg(long, default_value_t = Engine::Auto)]
+    #[arg(long, help_heading = "Lanes", default_value_t = Engine::Auto)]
     pub(crate) engine: Engine,
     /// Network devices of engine xdp, such as eth0,eth1 [default: those with ADDR]
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    #[arg(long, help_heading = "Engine xdp", value_name = "LIST", value_delimiter = ',')]
     pub(crate) interface: Vec<String>,
     /// Attach the XDP program behind the driver (generic XDP): any device, but slower
-    #[arg(long)]
+    #[arg(long, help_heading = "Engine xdp")]
     pub(crate) xdp_generic: bool,
     /// VLAN that engine xdp also receives: ID, or OUTER.INNER; may be repeated
-    #[arg(long, value_name = "ID[.ID]")]
+    #[arg(long, help_heading = "Engine xdp", value_name = "ID[.ID]")]
     pub(crate) xdp_vlan: Vec<Vlan>,
-    /// How an idle lane waits: sleep, busy-poll[:USECS], spin:USECS or adaptive
+    /// Wait policy of idle lanes: sleep, busy-poll[:USECS], spin:USECS or adaptive
     ///
     /// busy-poll: the kernel polls the device before it puts the lane to sleep (SO_BUSY_POLL).
-    /// spin: the lane polls for USECS, then sleeps. adaptive: spins as long as that pays.
-    #[arg(long, default_value_t = WaitPolicy::Sleep, value_name = "HOW")]
+    /// spin: the lane polls for USECS, then sleeps. adaptive: the lane polls while that pays.
+    #[arg(long, help_heading = "Waiting", default_value_t = WaitPolicy::Sleep, value_name = "HOW")]
     pub(crate) wait: WaitPolicy,
-    /// Steering policy: which lane gets a datagram
-    ///
-    /// flow, round-robin, cpu, random, least-loaded or "key OFFSET:LENGTH".
-    #[arg(long, default_value_t = Steering::Flow, value_name = "POLICY")]
-    pub(crate) steering: Steering,
+    #[command(flatten)]
+    pub(crate) common: LaneArgs,
     /// Backend that does the steering: auto, ebpf, classic-bpf or kernel
-    #[arg(long, default_value_t = SteeringBackend::Auto, value_name = "BACKEND")]
+    #[arg(long, help_heading = "Steering", default_value_t = SteeringBackend::Auto, value_name = "BACKEND")]
     pub(crate) steering_backend: SteeringBackend,
     /// CPUs of the lanes: spread, pack, none, or a list such as 0,2,4-7
-    #[arg(long, default_value_t = Placement::Spread, value_name = "WHERE")]
+    #[arg(long, help_heading = "Lanes", default_value_t = Placement::Spread, value_name = "WHERE")]
     pub(crate) placement: Placement,
     /// Maximum number of messages that one call receives or sends
-    #[arg(long, default_value_t = 64, value_name = "N", value_parser = within(1..))]
+    #[arg(long, help_heading = "Lanes", default_value_t = 64, value_name = "N", value_parser = within(1..))]
     pub(crate) batch: usize,
     /// Receive several datagrams as one message (UDP GRO)
     ///
     /// Default: on, except with steering round-robin and key.
-    #[arg(long, value_enum)]
+    #[arg(long, help_heading = "Datagrams", value_enum)]
     pub(crate) gro: Option<Switch>,
     /// Send several replies to one peer as one message (UDP GSO)
-    #[arg(long, value_enum, default_value_t = Switch::On)]
+    #[arg(long, help_heading = "Datagrams", value_enum, default_value_t = Switch::On)]
     pub(crate) gso: Switch,
     /// Delay before a receive if that saves wake-ups; 0: none [default: 0 to 1000]
     ///
-    /// As rx-usecs of ethtool. Default: 100 microseconds for each lane that shares a CPU, if
-    /// any do.
-    #[arg(long, value_name = "USECS")]
+    /// As rx-usecs of ethtool. Default: 100 for each lane on the same CPU if lanes share CPUs;
+    /// with engine xdp and --wait sleep at least 50 to 500, depending on the cost of a wake-up;
+    /// otherwise 0.
+    #[arg(long, help_heading = "Waiting", value_name = "USECS")]
     pub(crate) rx_usecs: Option<u64>,
     /// Receive buffer of each lane, such as 4M [default: the system's]
-    #[arg(long, value_name = "BYTES", value_parser = parse::bytes)]
+    #[arg(long, help_heading = "Datagrams", value_name = "BYTES", value_parser = parse::bytes)]
     pub(crate) recv_buffer: Option<usize>,
     /// Length above which datagrams are truncated
-    #[arg(long, value_name = "BYTES", value_parser = within(1..))]
+    #[arg(long, help_heading = "Datagrams", value_name = "BYTES", value_parser = within(1..))]
     pub(crate) datagram_size: Option<usize>,
-    /// What to drop under overload: tail (new arrivals) or head (queued datagrams)
+    /// Datagrams to drop under overload: tail (new arrivals) or head (queued ones)
     ///
-    /// head: drops all but the newest datagrams when a lane's queue is more than half full.
-    #[arg(long, default_value_t = DropPolicy::Tail, value_name = "tail|head")]
+    /// head: keeps only the newest batch while a lane's queue is more than half full.
+    #[arg(long, help_heading = "Datagrams", default_value_t = DropPolicy::Tail, value_name = "tail|head")]
     pub(crate) drop: DropPolicy,
     /// Read the ECN bits of datagrams
-    #[arg(long)]
+    #[arg(long, help_heading = "Datagrams")]
     pub(crate) ecn: bool,
     /// Do not accept IPv4 on an IPv6 wildcard address (IPV6_V6ONLY)
-    #[arg(long)]
+    #[arg(long, help_heading = "Socket")]
     pub(crate) only_v6: bool,
     /// Share the port with other processes of this user (SO_REUSEPORT)
-    #[arg(long)]
+    #[arg(long, help_heading = "Socket")]
     pub(crate) reuse_port: bool,
-    #[command(flatten)]
-    pub(crate) filter: FilterArgs,
-    /// Time between two lines of statistics, such as 500ms or 10s; 0 for none
-    #[arg(long, short, default_value = "5s", value_name = "TIME", value_parser = interval_or_zero)]
+    /// Print a line of statistics at this interval, such as 500ms or 10s; 0: none
+    #[arg(long, short, help_heading = "Output", default_value = "5s", value_name = "TIME", value_parser = interval_or_zero)]
     pub(crate) interval: Duration,
-    /// Serve the counters of each lane to Prometheus at http://ADDR/metrics
-    ///
-    /// ADDR may be a port only, which then listens on loopback.
-    #[arg(long, value_name = "ADDR", value_parser = metrics::parse_addr)]
-    pub(crate) metrics: Option<SocketAddr>,
     /// Print the final statistics as JSON (manylane.echo.v1)
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,
 }
 
@@ -125,11 +131,11 @@ pub(crate) struct SendArgs {
     /// Total number of datagrams, such as 10000 or 1M
     #[arg(long, value_name = "N", value_parser = parse::count, conflicts_with = "duration")]
     pub(crate) count: Option<u64>,
-    /// How long to send, such as 10s or 500ms [default: 10s, unless --count is given]
+    /// Time to send, such as 10s or 500ms [default: 10s, unless --count is given]
     #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     pub(crate) duration: Option<Duration>,
     /// Payload of each datagram in bytes
-    #[arg(long, default_value_t = 64, value_name = "BYTES", value_parser = within(..=MAX_PAYLOAD as u64))]
+    #[arg(long, default_value_t = 64, value_name = "BYTES", value_parser = within(..=PAYLOAD_LEN_MAX as u64))]
     pub(crate) size: usize,
     /// Number of source ports
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
@@ -142,7 +148,7 @@ pub(crate) struct SendArgs {
     /// With the last three, each reply must have these bytes. In hex:..., ?? matches any byte.
     #[arg(long, default_value = "none", value_name = "WHAT")]
     pub(crate) expect: Expect,
-    /// How long to wait for a reply
+    /// Timeout of a reply
     #[arg(long, default_value = "1s", value_name = "TIME", value_parser = parse::duration)]
     pub(crate) timeout: Duration,
     /// Send many datagrams as one message (UDP GSO); not with --expect
@@ -196,63 +202,55 @@ pub(crate) struct RunArgs {
     /// The program and its arguments
     #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) command: Vec<OsString>,
-    /// How lanes talk to the kernel: auto (mmsg), mmsg or xdp [default: auto]
+    /// Engine of the lanes: auto (mmsg), mmsg or xdp [default: auto]
     ///
-    /// xdp: frames of the network devices, past the kernel's stack. `manylane run` needs root for
-    /// it; the program does not.
-    #[arg(long)]
+    /// xdp: frames of the network devices, past the kernel's stack. `manylane run` then needs root,
+    /// and the program does not.
+    #[arg(long, help_heading = "Lanes")]
     pub(crate) engine: Option<Engine>,
     /// Network devices of engine xdp, such as eth0,eth1 [default: those safe to use]
     ///
     /// Default: all Ethernet devices that are up and have an address that is not link-local,
     /// except veth devices, devices with rp_filter 1 if others are up, and devices that the
     /// default route or an ssh session needs, unless their driver keeps the link up.
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    #[arg(long, help_heading = "Engine xdp", value_name = "LIST", value_delimiter = ',')]
     pub(crate) interface: Option<Vec<String>>,
     #[command(flatten)]
-    pub(crate) filter: FilterArgs,
-    /// Steering policy, as for `manylane echo` [default: flow]
-    #[arg(long, value_name = "POLICY")]
-    pub(crate) steering: Option<Steering>,
+    pub(crate) common: LaneArgs,
     /// Maximum number of lanes of each socket
     ///
     /// Default: one for each thread, epoll instance or child process that receives.
-    #[arg(long, value_name = "N", value_parser = within(1..))]
+    #[arg(long, help_heading = "Lanes", value_name = "N", value_parser = within(1..))]
     pub(crate) lanes: Option<usize>,
     /// Ports whose sockets get lanes, such as 53 or 53,8000-8010 [default: all]
-    #[arg(long, value_name = "LIST", value_parser = parse::ports)]
+    #[arg(long, help_heading = "Lanes", value_name = "LIST", value_parser = parse::ports)]
     pub(crate) ports: Option<String>,
     /// Delay before a receive if larger batches pay; 0: none [default: 50 to 500]
     ///
     /// As rx-usecs of ethtool; at most 20000. The default depends on the measured cost of a delay
     /// on this machine.
-    #[arg(long, value_name = "USECS", value_parser = clap::value_parser!(u32).range(..=20_000))]
+    #[arg(long, help_heading = "Waiting", value_name = "USECS", value_parser = clap::value_parser!(u32).range(..=20_000))]
     pub(crate) rx_usecs: Option<u32>,
     /// Print a line of statistics on standard error at this interval, such as 5s
-    #[arg(long, short, value_name = "TIME", value_parser = interval)]
+    #[arg(long, short, help_heading = "Output", value_name = "TIME", value_parser = interval)]
     pub(crate) interval: Option<Duration>,
-    /// Serve the report to Prometheus at http://ADDR/metrics while the program runs
-    ///
-    /// ADDR may be a port only, which then listens on loopback.
-    #[arg(long, value_name = "ADDR", value_parser = metrics::parse_addr)]
-    pub(crate) metrics: Option<SocketAddr>,
     /// Write the report as JSON (manylane.run.v1) to FILE at the end
     ///
-    /// - is standard output, and /dev/fd/N a descriptor.
-    #[arg(long, value_name = "FILE")]
+    /// FILE may be - (standard output) or /dev/fd/N (an open descriptor).
+    #[arg(long, help_heading = "Output", value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
     /// Print no report at the end
-    #[arg(long, short)]
+    #[arg(long, short, help_heading = "Output")]
     pub(crate) quiet: bool,
     /// Do not start a program that cannot load the library
-    #[arg(long)]
+    #[arg(long, help_heading = "Program")]
     pub(crate) strict: bool,
     /// Also wait for processes that the program leaves behind (daemons)
     ///
     /// Signals are forwarded to them.
-    #[arg(long, conflicts_with = "exec")]
+    #[arg(long, help_heading = "Program", conflicts_with = "exec")]
     pub(crate) follow: bool,
     /// Become the program (execve) instead of waiting for it; without a report
-    #[arg(long, conflicts_with_all = ["interval", "metrics", "json", "interface"])]
+    #[arg(long, help_heading = "Program", conflicts_with_all = ["interval", "metrics", "json", "interface"])]
     pub(crate) exec: bool,
 }

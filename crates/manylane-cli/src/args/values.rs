@@ -9,14 +9,14 @@ use clap::builder::RangedU64ValueParser;
 
 use crate::parse;
 
-/// Times that an option may ask for to count events in.
+/// Range of intervals in which events are counted.
 const INTERVAL_RANGE: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(10)..=Duration::from_secs(1_000_000);
 
-/// Sizes of a buffer that a captured process grants.
+/// Range of a lane's buffer in a captured process.
 const CAPTURE_BUFFER_RANGE: std::ops::RangeInclusive<usize> = 64 << 10..=64 << 20;
 
-/// What to capture.
+/// Target of a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CaptureTarget {
     /// All sockets of a process.
@@ -47,21 +47,24 @@ pub(super) fn within(range: impl RangeBounds<u64>) -> RangedU64ValueParser<usize
 
 pub(super) fn capture_target(text: &str) -> Result<CaptureTarget, String> {
     let pid = text.parse().map(CaptureTarget::Pid);
-    pid.or_else(|_| text.parse().map(CaptureTarget::Address)).map_err(|_| {
-        "give the number of a process, or the address of a socket such as 192.0.2.1:53 or [::]:53".into()
-    })
+    pid.or_else(|_| text.parse().map(CaptureTarget::Address))
+        .map_err(|_| "expected a PID, or the address of a socket such as 192.0.2.1:53 or [::]:53".into())
 }
 
-/// The buffer of a lane in a captured process.
+/// Parses the size of a lane's buffer in a captured process.
 pub(super) fn capture_buffer(text: &str) -> Result<usize, String> {
     let bytes = parse::bytes(text)?;
-    if CAPTURE_BUFFER_RANGE.contains(&bytes) { Ok(bytes) } else { Err("give 64K to 64M".into()) }
+    if CAPTURE_BUFFER_RANGE.contains(&bytes) { Ok(bytes) } else { Err("expected 64K to 64M".into()) }
 }
 
-/// A time that is long enough to count something in.
+/// Parses an interval in which events are counted.
 pub(super) fn interval(text: &str) -> Result<Duration, String> {
     let time = parse::duration(text)?;
-    if INTERVAL_RANGE.contains(&time) { Ok(time) } else { Err("give a time from 10ms to 1000000s".into()) }
+    if INTERVAL_RANGE.contains(&time) {
+        Ok(time)
+    } else {
+        Err("expected a time from 10ms to 1000000s".into())
+    }
 }
 
 /// As [`interval`], or 0.

@@ -21,7 +21,7 @@ const QUICK_SOURCES_DURATION: Duration = Duration::from_secs(5);
 
 pub(super) fn run(args: &FloodArgs, director: &mut Bar) -> Result<()> {
     if !args.common.size.is_empty() {
-        bail!(UsageError("--size: the requests of bench flood have 32 bytes".into()));
+        bail!(UsageError("--size does not apply to bench flood, whose requests have 32 bytes".into()));
     }
     place::check_two_cpus(&args.common, "bench flood")?;
     let place = Place::Testbed { links: LINKS, queues: None }.require()?;

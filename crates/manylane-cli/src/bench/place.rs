@@ -41,7 +41,7 @@ impl Place {
         match topology::available() {
             Ok(()) => Ok(testbed),
             Err(why) => {
-                output::eprint_line(&format!("on loopback: {why:#}"));
+                output::eprint_line(&format!("using loopback: {why:#}"));
                 Ok(Self::Loopback)
             }
         }
@@ -50,7 +50,7 @@ impl Place {
     /// The place, if it is available.
     pub(super) fn require(self) -> Result<Self> {
         if self.has_device() {
-            topology::available().context("cannot make a testbed")?;
+            topology::available().context("cannot create a testbed")?;
         }
         Ok(self)
     }
@@ -79,7 +79,7 @@ impl Place {
     pub(super) fn check_sizes(self, sizes: &[usize], most: usize) -> Result<()> {
         match sizes.iter().find(|size| self.has_device() && **size > most) {
             Some(size) => Err(UsageError(format!(
-                "--size {size} does not fit a frame of the testbed's sender: give at most {most}"
+                "--size {size} does not fit into a frame of the testbed: expected at most {most}"
             ))
             .into()),
             None => Ok(()),
@@ -101,14 +101,16 @@ impl Place {
 /// Checks the options that all benchmarks have. Only some benchmarks compare several batches.
 pub(super) fn check(common: &BenchArgs, compares_batches: bool) -> Result<()> {
     if common.batch.len() > 1 && !compares_batches {
-        bail!(UsageError("--batch: only bench batch and bench replies compare several".into()));
+        bail!(UsageError(
+            "several values of --batch: only bench batch and bench replies compare them".into()
+        ));
     }
     let allowed = machine::allowed_cpus();
     let denied = common.receiver_cpus.iter().flatten().find(|cpu| !allowed.contains(cpu));
     if let Some(cpu) = denied {
         let all = allowed.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
         bail!(UsageError(format!(
-            "--receiver-cpus: this process may not run on CPU {cpu}; give some of {all}"
+            "--receiver-cpus: this process may not run on CPU {cpu}: expected some of {all}"
         )));
     }
     Ok(())
@@ -126,13 +128,13 @@ pub(super) fn check_two_cpus(common: &BenchArgs, what: impl Display) -> Result<(
 
 /// A receiver that may lack something on this machine.
 pub(super) trait Receiver: Display {
-    /// What keeps it from running at `place`.
+    /// The reason why it cannot run at `place`, if any.
     fn obstacle(&self, place: Place, probe: &Probe) -> Option<String>;
 }
 
 fn obstacle(place: Place, probe: &Probe, needs_device: bool, needs_uring: bool) -> Option<String> {
     if needs_device && !place.has_device() {
-        return Some("takes frames from a device: it needs a testbed (root, without --loopback)".into());
+        return Some("needs a device, and so a testbed (root, without --loopback)".into());
     }
     let missing = probe.uring.as_ref().err().filter(|_| needs_uring)?;
     Some(format!("needs io_uring: {missing}"))

@@ -105,13 +105,13 @@ impl Target {
             Self::ModuleParameter { module, name } => is_name(module) && is_name(name),
             _ => true,
         };
-        ensure!(is_right, "that is no name of a setting");
+        ensure!(is_right, "invalid name of a setting");
         if let Self::DeviceFile { device, .. } = self {
             let index = netns::device_index(device)?;
             let shown = fs::read_to_string(format!("/sys/class/net/{device}/ifindex")).unwrap_or_default();
             ensure!(
                 shown.trim() == index.to_string(),
-                "/sys shows the devices of another network namespace than this process is in: mount it anew"
+                "/sys shows the devices of another network namespace than that of this process: mount /sys again"
             );
         }
         Ok(())
@@ -193,13 +193,17 @@ impl Target {
             let mut file = fs::OpenOptions::new().write(true).open(path)?;
             return Ok(io::Write::write_all(&mut file, value.as_bytes())?);
         }
-        let number = || value.parse::<u32>().with_context(|| format!("{value} is no number"));
+        let number =
+            || value.parse::<u32>().with_context(|| format!("invalid value {value}: expected a number"));
         match self {
             Self::CombinedQueues { device } => Ethtool::open()?.set_combined(device, number()?)?,
             Self::ReceiveQueues { device } => Ethtool::open()?.set_receive_queues(device, number()?)?,
             Self::ReceiveRing { device } => Ethtool::open()?.set_ring(device, number()?)?,
             Self::Feature { device, name } => {
-                ensure!(["on", "off"].contains(&value), "a feature is on or off, not {value}");
+                ensure!(
+                    ["on", "off"].contains(&value),
+                    "invalid value {value} of a feature: expected on or off"
+                );
                 Ethtool::open()?.set_feature(device, name, value == "on")?;
             }
             Self::Hash4 { device } => device::set_flow_hash(device, FlowType::Udp4, value.parse()?)?,

@@ -4,9 +4,10 @@
 use std::io;
 
 use manylane_sys::device::{self, FlowType};
+use manylane_sys::netlink::{AttrReader, Attrs, NLM_F_DUMP};
 
 use super::facts::{Channels, Coalescing, Device, Ring};
-use super::netlink::{AttrReader, Attrs, Family, RequestKind};
+use super::netlink::Family;
 
 const FEATURES_GET: u8 = 11;
 const FEATURES_SET: u8 = 12;
@@ -34,12 +35,12 @@ impl Ethtool {
         parse: impl Fn(AttrReader<'_>) -> Option<T>,
     ) -> io::Result<T> {
         let mut found = None;
-        self.0.request(command, &device_header(device), RequestKind::Get, |attrs| found = parse(attrs))?;
+        self.0.request(command, &device_header(device), 0, |attrs| found = parse(attrs))?;
         found.ok_or_else(|| io::ErrorKind::Unsupported.into())
     }
 
     fn set(&mut self, command: u8, attrs: &Attrs) -> io::Result<()> {
-        self.0.request(command, attrs, RequestKind::Ack, |_| {})
+        self.0.request(command, attrs, 0, |_| {})
     }
 
     pub(crate) fn channels(&mut self, device: &str) -> io::Result<Channels> {
@@ -127,7 +128,7 @@ pub(crate) const XDP_ZERO_COPY: u64 = 8;
 pub(crate) fn xdp_features() -> io::Result<Vec<(u32, u64)>> {
     const DEV_GET: u8 = 1;
     let mut found = Vec::new();
-    Family::open("netdev")?.request(DEV_GET, &Attrs::default(), RequestKind::Dump, |attrs| {
+    Family::open("netdev")?.request(DEV_GET, &Attrs::default(), NLM_F_DUMP, |attrs| {
         found.extend(attrs.u32(1).zip(attrs.u64(3)));
     })?;
     Ok(found)

@@ -5,10 +5,12 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 
-use netlink_sys::protocols::{NETLINK_ROUTE, NETLINK_SOCK_DIAG};
+use manylane_sys::netlink::{
+    AttrReader, Attrs, NETLINK_ROUTE, NETLINK_SOCK_DIAG, NLM_F_DUMP, NetlinkSocket, SOCK_DIAG_BY_FAMILY,
+    u16_at, u32_at, u64_at,
+};
 
 use super::facts::{Device, DeviceCounters};
-use super::netlink::{AttrReader, Attrs, NetlinkSocket, RequestKind, u32_at, u64_at};
 
 const GET_LINK: u16 = 18;
 const GET_ADDRESS: u16 = 22;
@@ -21,7 +23,7 @@ pub(crate) fn devices() -> io::Result<Vec<Device>> {
     let mut found = Vec::new();
     // struct ifinfomsg.
     NetlinkSocket::open(NETLINK_ROUTE)?
-        .request(GET_LINK, &[0; 16], RequestKind::Dump, |message| found.extend(device(message)))?;
+        .request(GET_LINK, NLM_F_DUMP, &[0; 16], |_, message| found.extend(device(message)))?;
     let over: Vec<(u32, u32)> = masters(&found);
     for device in &mut found {
         device
@@ -97,8 +99,8 @@ pub(crate) fn addresses() -> io::Result<Vec<(IpAddr, u32)>> {
     const LOCAL: u16 = 2;
     let mut found = Vec::new();
     // struct ifaddrmsg.
-    NetlinkSocket::open(NETLINK_ROUTE)?.request(GET_ADDRESS, &[0; 8], RequestKind::Dump, |message| {
-        let attrs = AttrReader::new(message.get(8..).unwrap_or_default());
+    NetlinkSocket::open(NETLINK_ROUTE)?.request(GET_ADDRESS, NLM_F_DUMP, &[0; 8], |_, message| {
+        let attrs = AttrReader::after(message, 8);
         let ip = attrs.find(LOCAL).or_else(|| attrs.find(ADDRESS)).and_then(ip);
         found.extend(ip.zip(u32_at(message, 4)));
     })?;
@@ -114,16 +116,16 @@ pub(crate) fn default_routes() -> io::Result<Vec<u32>> {
         let mut kernel = NetlinkSocket::open(NETLINK_ROUTE)?;
         // struct rtmsg.
         let body = [&[family][..], &[0; 11]].concat();
-        kernel.request(GET_ROUTE, &body, RequestKind::Dump, |message| {
+        kernel.request(GET_ROUTE, NLM_F_DUMP, &body, |_, message| {
             // A prefix of length 0, and a unicast route.
             let [_, 0, _, _, _, _, _, 1, ..] = message else { return };
-            let attrs = AttrReader::new(message.get(12..).unwrap_or_default());
+            let attrs = AttrReader::after(message, 12);
             found.extend(attrs.u32(OIF));
-            let mut hops = attrs.find(MULTIPATH).unwrap_or_default();
+            let mut next_hops = attrs.find(MULTIPATH).unwrap_or_default();
             // struct rtnexthop: length, flags, hops, index.
-            while let (Some(len), Some(index)) = (super::netlink::u16_at(hops, 0), u32_at(hops, 4)) {
+            while let (Some(len), Some(index)) = (u16_at(next_hops, 0), u32_at(next_hops, 4)) {
                 found.push(index);
-                hops = hops.get(usize::from(len.max(8)).next_multiple_of(4)..).unwrap_or_default();
+                next_hops = next_hops.get(usize::from(len.max(8)).next_multiple_of(4)..).unwrap_or_default();
             }
         })?;
     }
@@ -143,10 +145,10 @@ pub(crate) fn route_to(peer: IpAddr) -> io::Result<Option<u32>> {
     let bits = bytes.len() as u8 * 8;
     let mut body = vec![family, bits];
     body.resize(12, 0);
-    body.extend(Attrs::default().bytes(DST, &bytes).to_bytes());
+    body.extend(Attrs::default().bytes(DST, &bytes).as_bytes());
     let mut found = None;
-    NetlinkSocket::open(NETLINK_ROUTE)?.request(GET_ROUTE, &body, RequestKind::Get, |message| {
-        found = AttrReader::new(message.get(12..).unwrap_or_default()).u32(OIF);
+    NetlinkSocket::open(NETLINK_ROUTE)?.request(GET_ROUTE, 0, &body, |_, message| {
+        found = AttrReader::after(message, 12).u32(OIF);
     })?;
     Ok(found)
 }
@@ -162,7 +164,6 @@ fn ip(bytes: &[u8]) -> Option<IpAddr> {
 /// Size of the receive buffer of each UDP socket, by inode. Empty on a kernel without
 /// `CONFIG_INET_UDP_DIAG`.
 pub(crate) fn receive_buffers() -> io::Result<BTreeMap<u64, u64>> {
-    const BY_FAMILY: u16 = 20;
     const UDP: u8 = 17;
     const SKMEMINFO: u16 = 7;
     let mut found = BTreeMap::new();
@@ -171,10 +172,11 @@ pub(crate) fn receive_buffers() -> io::Result<BTreeMap<u64, u64>> {
         let mut body = vec![family, UDP, 1 << (SKMEMINFO - 1), 0];
         body.extend(u32::MAX.to_ne_bytes());
         body.resize(56, 0);
-        NetlinkSocket::open(NETLINK_SOCK_DIAG)?.request(BY_FAMILY, &body, RequestKind::Dump, |message| {
+        let mut kernel = NetlinkSocket::open(NETLINK_SOCK_DIAG)?;
+        kernel.request(SOCK_DIAG_BY_FAMILY, NLM_F_DUMP, &body, |_, message| {
             // struct inet_diag_msg is of 72 bytes, the last of them the inode; then rmem_alloc and
             // rcvbuf.
-            let attrs = AttrReader::new(message.get(72..).unwrap_or_default());
+            let attrs = AttrReader::after(message, 72);
             let buffer = attrs.find(SKMEMINFO).and_then(|memory| u32_at(memory, 4));
             if let (Some(inode), Some(buffer)) = (u32_at(message, 68), buffer) {
                 found.insert(inode.into(), buffer.into());

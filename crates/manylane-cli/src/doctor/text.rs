@@ -26,7 +26,7 @@ pub(super) fn report(facts: &Facts, verdict: &Verdict) -> String {
         };
         let others: Vec<String> = behind.iter().take_while(same).map(Finding::name).collect();
         if !others.is_empty() {
-            wrap(&mut out, "      ", &format!("The same: {}", others.join(", ")));
+            wrap(&mut out, "      ", &format!("The same for {}", others.join(", ")));
         }
         rest = &behind[others.len()..];
     }
@@ -50,11 +50,10 @@ pub(super) fn list(rules: &[&Rule]) -> String {
 /// All facts, including healthy ones, so that the reader knows what was checked.
 fn heading(facts: &Facts, out: &mut String) {
     let cpus = facts.cpu.online.len();
-    let _ =
-        writeln!(out, "Linux {}, {cpus} CPUs; losses are those {}.", facts.kernel, facts.describe_period());
+    let _ = writeln!(out, "Linux {}, {cpus} CPUs. Losses: {}.", facts.kernel, facts.describe_period());
     let works: Vec<&str> =
         facts.features.iter().filter(|feature| feature.missing.is_none()).map(|f| f.name.as_str()).collect();
-    wrap(out, "works here: ", &works.join(", "));
+    wrap(out, "available: ", &works.join(", "));
     wrap(out, "privileges: ", &privileges(facts));
     wrap(out, "CPUs: ", &describe_cpus(facts));
     let settings = facts.sysctls.iter().filter(|(name, _)| name.starts_with("net."));
@@ -90,7 +89,7 @@ fn privileges(facts: &Facts) -> String {
         u64::MAX => "may lock any memory".into(),
         _ => format!("may lock {} KiB of memory", bytes >> 10),
     }));
-    join_or(&parts, "not told")
+    join_or(&parts, "unknown")
 }
 
 fn describe_cpus(facts: &Facts) -> String {
@@ -128,7 +127,7 @@ fn describe_counters(facts: &Facts) -> String {
     for (name, udp) in [("IPv4", losses.udp4), ("IPv6", losses.udp6)] {
         parts.extend(udp.map(|udp| {
             format!(
-                "UDP over {name} {} received and {} errors ({} no room, {} checksum, {} memory)",
+                "UDP over {name} {} received, {} errors ({} buffer full, {} checksum, {} memory)",
                 udp.in_datagrams, udp.in_errors, udp.receive_buffer, udp.checksum, udp.memory
             )
         }));
@@ -139,14 +138,14 @@ fn describe_counters(facts: &Facts) -> String {
         let of = |value: fn(&super::facts::Softnet) -> u64| losses.softnet.iter().map(value).sum::<u64>();
         let (frames, dropped, squeezed) =
             (of(|row| row.processed), of(|row| row.dropped), of(|row| row.squeezed));
-        parts.push(format!("softnet {frames} frames, {dropped} dropped, {squeezed} times cut short"));
+        parts.push(format!("softnet {frames} frames, {dropped} dropped, {squeezed} early ends"));
     }
     let of = |value: fn(&Device) -> u64| {
         facts.devices.iter().filter(|device| !device.loopback).map(value).sum::<u64>()
     };
     let (no_room, dropped) =
         (of(|device| device.counters.rx_overruns()), of(|device| device.counters.rx_dropped));
-    parts.push(format!("devices {no_room} no room and {dropped} dropped"));
+    parts.push(format!("devices {no_room} ring full, {dropped} dropped"));
     parts.join("; ")
 }
 
@@ -172,7 +171,7 @@ fn describe_device(device: &Device) -> String {
             [c.rx_usecs.map(|micros| format!("{micros} µs")), c.rx_frames.map(|n| format!("{n} frames"))];
         let after: Vec<String> = after.into_iter().flatten().collect();
         let adapts = if c.adaptive == Some(true) { "adaptive " } else { "" };
-        format!("{adapts}coalescing {}", if after.is_empty() { "not told".into() } else { after.join(" / ") })
+        format!("{adapts}coalescing {}", if after.is_empty() { "unknown".into() } else { after.join(" / ") })
     }));
     parts.extend(
         device.rps.as_ref().map(|queues| format!("RPS {}", on(queues.iter().any(|q| !q.is_empty())))),
@@ -212,7 +211,7 @@ fn describe_hash(device: &Device) -> Option<String> {
         (None, None) => None,
         (Some(four), Some(six)) if four == six => Some(format!("UDP hashed by {four}")),
         (four, six) => {
-            let told = |by: Option<&'static str>| by.unwrap_or("what is not told");
+            let told = |by: Option<&'static str>| by.unwrap_or("unknown fields");
             Some(format!("UDP hashed by {} (IPv6: {})", told(four), told(six)))
         }
     }
@@ -249,12 +248,12 @@ fn summary(verdict: &Verdict) -> String {
     let (loss, wrong, notes) = (of(Severity::Loss), of(Severity::Wrong), of(Severity::Note));
     let advice = verdict.findings.iter().any(|finding| !finding.changes.is_empty() && !finding.only_named);
     let mut line = match (loss, wrong) {
-        (0, 0) => "Nothing is wrong".to_owned(),
-        _ => format!("{loss} where datagrams were lost, {wrong} that hold this machine back"),
+        (0, 0) => "no problems found".to_owned(),
+        _ => format!("losses: {loss}; wrong settings: {wrong}"),
     };
-    let _ = write!(line, "; notes: {notes}; not known: {}.", verdict.unknown.len());
+    let _ = write!(line, "; notes: {notes}; unknown: {}.", verdict.unknown.len());
     if advice {
-        line += " 'manylane tune --dry-run --all' shows what could be set.";
+        line += " 'manylane tune --dry-run --all' shows the changes that would help.";
     }
     line + "\n"
 }
@@ -316,7 +315,7 @@ mod tests {
             report(&Facts::default(), &Verdict { findings, unknown: Vec::new() })
         };
         let text = said(Severity::Note);
-        assert!(text.contains("The same: gro-off:veth2, gro-off:veth3\n"), "{text}");
+        assert!(text.contains("The same for gro-off:veth2, gro-off:veth3\n"), "{text}");
         assert!(text.matches("Because.").count() == 1 && text.contains("notes: 3"), "{text}");
         // Faults are reported for each device.
         assert_eq!(said(Severity::Wrong).matches("Because.").count(), 3);
@@ -377,7 +376,7 @@ mod tests {
             "privileges: user 7, with CAP_BPF, without CAP_NET_ADMIN and CAP_NET_RAW and CAP_SYS_ADMIN, may lock 8192 KiB",
             "CPUs: 0,2; 1,3 share a core (SMT), 3 isolated, frequency governor performance, NUMA nodes 2, irqbalance runs",
             "net.*: core.rmem_max 212992 counted:",
-            "UDP over IPv4 10 received and 6 errors (3 no room, 2 checksum, 1 memory); open sockets 0 dropped; softnet 70 frames, 8 dropped, 9 times cut short; devices 4 no room and 5 dropped",
+            "UDP over IPv4 10 received, 6 errors (3 buffer full, 2 checksum, 1 memory); open sockets 0 dropped; softnet 70 frames, 8 dropped, 9 early ends; devices 4 ring full, 5 dropped",
             "eth0: ice, 2 receive queues, rings of 2048 (of 8160), XDP native with zero-copy, UDP hashed by addresses and ports (IPv6: addresses without ports), interrupts to CPUs 0,1, adaptive coalescing 50 µs, RPS on, RFS off, XPS on, GRO on, threaded NAPI off, NUMA node 1",
         ] {
             assert!(said.contains(hint), "{hint} is not in\n{text}");
@@ -391,6 +390,6 @@ mod tests {
     #[test]
     fn a_healthy_machine_has_no_findings_and_says_so() {
         let text = report(&Facts::default(), &Verdict::default());
-        assert!(text.contains("Nothing is wrong") && !text.contains("tune"), "{text}");
+        assert!(text.contains("no problems found") && !text.contains("tune"), "{text}");
     }
 }

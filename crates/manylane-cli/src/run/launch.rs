@@ -15,7 +15,7 @@ use crate::output;
 /// Maximum number of generations searched between a process and the program.
 const ANCESTORS_MAX: usize = 32;
 
-/// How a program ended.
+/// Exit of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Exit {
     /// Exited with this code.
@@ -31,7 +31,7 @@ pub(super) struct Running {
     pid: i32,
     /// Also wait for processes that the program leaves behind.
     follow: bool,
-    /// How the program itself ended.
+    /// Exit of the program itself.
     exit: Option<Exit>,
     /// This process was stopped and continued, and the signal that did so is still pending.
     resumed: bool,
@@ -153,8 +153,9 @@ impl Running {
         }
     }
 
-    /// Does not stop with the program. So the shell does not notice, and nobody would continue
-    /// after Ctrl-Z what that has stopped. After SIGTTIN and SIGTTOU, it would only stop again.
+    /// Runs on although the program was stopped. The shell does not notice the stop, and would not
+    /// continue a program that Ctrl-Z has stopped, so this does. After SIGTTIN or SIGTTOU, the
+    /// program would only stop again.
     fn stay(&mut self, signal: i32) {
         if signal == SIGTSTP {
             // The program may have ended just now.
@@ -162,7 +163,7 @@ impl Running {
         }
         if !std::mem::replace(&mut self.has_told, true) {
             output::eprint_line(&format!(
-                "manylane: engine xdp: this does not stop with process {}; Ctrl-Z has no effect (docs/run.md)",
+                "manylane: engine xdp: the launcher keeps running while process {} is stopped; Ctrl-Z has no effect (docs/run.md)",
                 self.pid
             ));
         }

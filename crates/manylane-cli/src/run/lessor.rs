@@ -41,7 +41,7 @@ pub(super) fn open(args: &RunArgs, filter: Filter, command: &mut Command) -> Res
     })?;
     command.env(lease::TOKEN_ENV_VAR, lessor.lease_token());
     output::eprint_line(&format!(
-        "manylane: engine xdp: the program may send any frame by {}, past the firewall, as with CAP_NET_RAW (docs/run.md)",
+        "manylane: engine xdp: the program can send any frame through {}, past the firewall, as with CAP_NET_RAW (docs/run.md)",
         lessor.devices().join(", ")
     ));
     Ok(OpenDevices(lessor))
@@ -54,7 +54,7 @@ fn skip_reason(links: &ProtectedLinks, device: &str) -> Option<String> {
     const LINKLESS_DRIVERS: [&str; 6] = ["virtio_net", "ena", "gve", "hv_netvsc", "mana", "vmxnet3"];
     let why = links.reason(device)?;
     let is_virtual = driver(device).is_ok_and(|driver| LINKLESS_DRIVERS.contains(&driver.as_str()));
-    (!is_virtual).then(|| format!("an XDP program may take the link down for a moment, and {why}"))
+    (!is_virtual).then(|| format!("attaching an XDP program may take the link down for a moment, and {why}"))
 }
 
 impl OpenDevices {
@@ -77,7 +77,7 @@ impl OpenDevices {
         let run = move || {
             static NEVER_STOP: AtomicBool = AtomicBool::new(false);
             if let Err(err) = lessor.run(&NEVER_STOP) {
-                output::eprint_line(&format!("manylane: no queues are leased any more: {err}"));
+                output::eprint_line(&format!("manylane: engine xdp: queues are no longer leased: {err}"));
             }
         };
         // The program may stop the terminal, and the lessor logs.

@@ -55,9 +55,7 @@ pub(crate) fn run(args: &RunArgs) -> ExitCode {
         // The parser takes a misspelt option for the program's name.
         Err(_) if name.as_encoded_bytes().starts_with(b"-") => {
             let name = Path::new(name).display();
-            output::eprint_line(&format!(
-                "manylane: unknown option {name}: 'manylane run --help' lists them"
-            ));
+            output::eprint_line(&format!("manylane: unknown option {name}: see 'manylane run --help'"));
             return ExitCode::from(EXIT_LAUNCH_FAILED);
         }
         Err(missing) => {
@@ -102,7 +100,7 @@ fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
     // Now, so that an error is reported before the program runs, and while signals still end this
     // process: a FIFO is not open before it has a reader.
     let json = args.json.as_deref().map(output::create).transpose()?;
-    let port = args.metrics.map(MetricsPort::bind).transpose()?;
+    let port = args.common.metrics.map(MetricsPort::bind).transpose()?;
     // Before the threads of the lessor: a signal that one of them does not block stops or ends this
     // process.
     let signals = Signals::block()?;
@@ -124,7 +122,7 @@ fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
     };
     // Without it only `top` and `limit` do not work.
     let _control = ControlSocket::with_page(page(), filter.clone())
-        .map_err(|err| log::warn!("not shown by 'manylane top': {err}"));
+        .map_err(|err| log::warn!("'manylane top' and 'limit' cannot reach this process: {err}"));
     // Only now, because its thread inherits the signal mask and leaves signals to this one.
     if let Some(port) = port {
         metrics::keep(port.serve(page())?);
@@ -138,9 +136,9 @@ fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
 
 /// Checks options that depend on each other, before anything is created. Returns the filter.
 fn check(args: &RunArgs) -> Result<Filter> {
-    let filter = args.filter.to_filter()?;
+    let filter = args.common.filter.to_filter()?;
     if lessor::is_requested(args) {
-        ensure!(!args.exec, "engine xdp needs a launcher that stays: leave out --exec");
+        ensure!(!args.exec, "engine xdp needs the launcher: leave out --exec");
     } else {
         ensure!(filter.is_empty(), "--limit, --allow and --deny need --engine xdp");
         ensure!(args.interface.is_none(), "--interface needs --engine xdp");
@@ -153,7 +151,7 @@ fn env_settings(args: &RunArgs) -> Vec<(&'static str, String)> {
     let mut all = Vec::new();
     let mut add = |name, value: Option<String>| all.extend(value.map(|value| (name, value)));
     add("MANYLANE_ENGINE", args.engine.map(|engine| engine.to_string()));
-    add("MANYLANE_STEERING", args.steering.map(|steering| steering.to_string()));
+    add("MANYLANE_STEERING", args.common.steering.map(|steering| steering.to_string()));
     add("MANYLANE_LANES", args.lanes.map(|lanes| lanes.to_string()));
     add("MANYLANE_PORTS", args.ports.clone());
     add("MANYLANE_RX_USECS", args.rx_usecs.map(|delay| delay.to_string()));
@@ -187,15 +185,13 @@ fn supervise(mut running: Running, reporter: &Reporter, args: &RunArgs, is_beyon
         }
         let now = Instant::now();
         if running.is_followed() && !std::mem::replace(&mut follows, true) {
-            output::eprint_line(
-                "manylane: the program has gone into the background; this follows it until it ends",
-            );
+            output::eprint_line("manylane: the program runs in the background now; waiting until it ends");
         }
         if load_deadline.is_some_and(|load_deadline| now >= load_deadline) {
             load_deadline = None;
             if reporter.report().processes == 0 && !is_before_exec(running.pid()) {
                 output::eprint_line(&format!(
-                    "manylane: process {} runs without lanes: the library was not loaded into it (the dynamic linker says why, if it knows)",
+                    "manylane: process {} runs without lanes: the dynamic linker has not loaded the library (its message, if any, gives the reason)",
                     running.pid()
                 ));
             }

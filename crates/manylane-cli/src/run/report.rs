@@ -25,8 +25,8 @@ impl SharedReport {
     pub(super) fn new() -> Result<Self> {
         let (file, fd) = ReportFile::create()
             .context("cannot create the report (raise ulimit -n, ulimit -v or the memory cgroup's limit)")?;
-        let inherited =
-            fd::dup_inheritable(fd.as_fd()).context("no descriptor for the report (raise ulimit -n)")?;
+        let inherited = fd::dup_inheritable(fd.as_fd())
+            .context("cannot pass the report to the program (raise ulimit -n)")?;
         Ok(Self { file, inherited })
     }
 
@@ -91,66 +91,44 @@ pub(super) struct Report {
     pub(super) left_out: u32,
 }
 
-/// A thread that receives on a socket.
-#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize)]
-pub(super) struct Receiver {
-    /// Address that the socket is bound to.
-    pub(super) socket: String,
-    /// Number of its lane; none if it shares the program's own socket.
-    pub(super) lane: Option<u32>,
-    /// PID of its process.
-    pub(super) pid: u32,
-    /// Id of the thread.
-    pub(super) tid: u32,
-    /// True if it still receives.
-    pub(super) open: bool,
-    /// Datagrams returned to the program.
-    pub(super) received: u64,
-    /// Their bytes.
-    pub(super) received_bytes: u64,
-    /// Calls of the program that returned datagrams.
-    pub(super) receive_calls: u64,
-    /// Received datagrams that were in the lane of another thread.
-    pub(super) stolen: u64,
-    /// Received datagrams that passed the kernel's stack by (engine xdp).
-    pub(super) received_by_xdp: u64,
-    /// Frames that were dropped because they were malformed or had a wrong checksum (engine xdp).
-    pub(super) bad_frames: u64,
-    /// Datagrams sent.
-    pub(super) sent: u64,
-    /// Their bytes.
-    pub(super) sent_bytes: u64,
-    /// Calls of the program that sent datagrams.
-    pub(super) send_calls: u64,
-    /// Sent datagrams that passed the kernel's stack by.
-    pub(super) sent_by_xdp: u64,
-    /// Inode of the kernel socket of its lane; 0 if it is not known.
-    #[serde(skip)]
-    pub(super) inode: u64,
+macro_rules! receiver {
+    ($($(#[$doc:meta])* $cell:ident: $name:ident;)*) => {
+        /// A thread that receives on a socket.
+        #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize)]
+        pub(super) struct Receiver {
+            /// Address that the socket is bound to.
+            pub(super) socket: String,
+            /// Number of its lane; none if it shares the program's own socket.
+            pub(super) lane: Option<u32>,
+            /// PID of its process.
+            pub(super) pid: u32,
+            /// Id of the thread.
+            pub(super) tid: u32,
+            /// True if it still receives.
+            pub(super) open: bool,
+            $($(#[$doc])* pub(super) $name: u64,)*
+            /// Inode of the kernel socket of its lane; 0 if it is not known.
+            #[serde(skip)]
+            pub(super) inode: u64,
+        }
+
+        impl Receiver {
+            fn from_slot(slot: &report::Receiver) -> Self {
+                Self {
+                    socket: format_addr(&slot.addr),
+                    lane: Some(slot.lane.load(Relaxed)).filter(|&lane| lane != report::NO_LANE),
+                    pid: slot.pid.load(Relaxed),
+                    tid: slot.tid.load(Relaxed),
+                    open: slot.state.load(Relaxed) == report::OPEN,
+                    $($name: slot.$cell.load(Relaxed),)*
+                    inode: slot.inode.load(Relaxed),
+                }
+            }
+        }
+    };
 }
 
-impl Receiver {
-    fn from_slot(slot: &report::Receiver) -> Self {
-        Self {
-            socket: format_addr(&slot.addr),
-            lane: Some(slot.lane.load(Relaxed)).filter(|&lane| lane != report::NO_LANE),
-            pid: slot.pid.load(Relaxed),
-            tid: slot.tid.load(Relaxed),
-            open: slot.state.load(Relaxed) == report::OPEN,
-            received: slot.rx_datagrams.load(Relaxed),
-            received_bytes: slot.rx_bytes.load(Relaxed),
-            receive_calls: slot.rx_batches.load(Relaxed),
-            stolen: slot.rx_stolen.load(Relaxed),
-            received_by_xdp: slot.rx_frames.load(Relaxed),
-            bad_frames: slot.rx_bad_frames.load(Relaxed),
-            sent_by_xdp: slot.tx_frames.load(Relaxed),
-            sent: slot.tx_datagrams.load(Relaxed),
-            sent_bytes: slot.tx_bytes.load(Relaxed),
-            send_calls: slot.tx_batches.load(Relaxed),
-            inode: slot.inode.load(Relaxed),
-        }
-    }
-}
+manylane_ipc::receiver_counters!(receiver);
 
 /// A socket that fell back.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize)]

@@ -76,7 +76,7 @@ impl Reporter {
             command: output::command_line(),
             program: file.display().to_string(),
             engine: args.engine.map(|engine| engine.to_string()),
-            steering: args.steering.map(|steering| steering.to_string()),
+            steering: args.common.steering.map(|steering| steering.to_string()),
             lanes: args.lanes,
             ports: args.ports.clone(),
             rx_usecs: args.rx_usecs,
@@ -120,7 +120,7 @@ impl Reporter {
         if !alive.is_empty() {
             let pids: Vec<String> = alive.iter().map(ToString::to_string).collect();
             output::eprint_line(&format!(
-                "manylane: the program left processes behind that go on with their lanes: {} (--follow waits for them)",
+                "manylane: processes of the program still run on lanes: {} (--follow waits for them)",
                 pids.join(" ")
             ));
         }
@@ -194,8 +194,26 @@ pub(super) fn metrics_page(report: &Report, waiting: &Backlog, filter: Option<&F
     for (reason, count) in [("denied", denied), ("limited", limited)] {
         page.add("manylane_run_filter_dropped_total", "counter", &[("reason", reason)], count);
     }
+    for (name, help) in HELP {
+        page.describe(name, help);
+    }
     page.to_string()
 }
+
+/// Help of the families that are not counters of receivers.
+const HELP: [(&str, &str); 11] = [
+    ("manylane_run_processes_total", "Processes that loaded the library, or were forked by one that had."),
+    ("manylane_run_sockets_total", "UDP sockets bound to a port that the library handles."),
+    ("manylane_run_lanes", "Open lanes."),
+    ("manylane_run_queued_bytes", "Memory queued in the kernel socket that the thread has now."),
+    ("manylane_run_queue_limit_bytes", "Memory at which the kernel socket drops."),
+    ("manylane_run_kernel_dropped_total", "Datagrams that the kernel dropped at the kernel socket."),
+    ("manylane_run_ring_frames", "Frames in the receive ring of a leased queue."),
+    ("manylane_run_ring_entries", "Entries of the receive ring of a leased queue."),
+    ("manylane_run_ring_dropped_total", "Frames that found no room in the receive ring of a leased queue."),
+    ("manylane_run_fallbacks_total", "Sockets that fell back."),
+    ("manylane_run_filter_dropped_total", "Datagrams that the filter dropped."),
+];
 
 fn filter_drops(filter: Option<&FilterHandle>) -> FilterDrops {
     filter.map(FilterHandle::drops).unwrap_or_default()
@@ -245,16 +263,16 @@ fn format_lanes(count: usize) -> String {
 /// The table, and what fell back.
 fn text(report: &Report) -> String {
     if report.processes == 0 {
-        return "manylane: the library was not loaded into any process: no lanes".into();
+        return "manylane: no lanes: the library was not loaded into any process".into();
     }
     let mut text = match report.receivers.len() {
-        0 => "manylane: no UDP socket was received on".to_owned(),
+        0 => "manylane: no thread received on a UDP socket".to_owned(),
         _ => format!("manylane: {}\n{}", format_lanes(report.lanes()), table(&report.receivers)),
     };
     if report.receivers.len() > ROWS_MAX {
         _ = write!(
             text,
-            "\nand {} more that received less (--json has them)",
+            "\nand {} more threads that received less (--json lists them)",
             report.receivers.len() - ROWS_MAX
         );
     }
@@ -264,10 +282,10 @@ fn text(report: &Report) -> String {
     }
     let bad = report.sum(|one| one.bad_frames);
     if bad > 0 {
-        _ = write!(text, "\ndropped by lanes: {bad} frames that were malformed or had a wrong checksum");
+        _ = write!(text, "\ndropped by lanes: {bad} malformed frames or frames with a wrong checksum");
     }
     if report.left_out > 0 {
-        _ = write!(text, "\n{} more threads that the report had no room for", report.left_out);
+        _ = write!(text, "\n{} more threads did not fit into the report", report.left_out);
     }
     for fallback in &report.fallbacks {
         let times = if fallback.count == 1 { String::new() } else { format!(", {} times", fallback.count) };
@@ -317,7 +335,7 @@ fn table(receivers: &[Receiver]) -> Table {
             one.tid.to_string(),
             one.received.to_string(),
             format!("{per_call:.1}"),
-            one.stolen.to_string(),
+            one.received_from_other_lanes.to_string(),
             one.sent.to_string(),
         ]);
     }
@@ -367,7 +385,7 @@ mod tests {
             "30.0",
             "no lanes, 3 times: connected (a socket, process 7)",
             "replies one by one: failed (a socket, process 7)",
-            "dropped by lanes: 5 frames",
+            "dropped by lanes: 5 malformed frames",
         ] {
             assert!(text.contains(hint), "{hint} is not in\n{text}");
         }
@@ -404,6 +422,6 @@ mod tests {
     #[test]
     fn no_traffic_is_reported_in_text() {
         assert!(text(&Report::default()).contains("was not loaded"));
-        assert!(text(&Report { processes: 1, ..Report::default() }).contains("no UDP socket"));
+        assert!(text(&Report { processes: 1, ..Report::default() }).contains("no thread received"));
     }
 }

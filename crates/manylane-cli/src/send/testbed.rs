@@ -16,14 +16,19 @@ use crate::signals;
 /// Sends frames by XDP to counting lanes, in a testbed of its own.
 pub(super) fn send(args: &SendArgs) -> Result<Row> {
     if args.expect != Expect::Nothing {
-        bail!(UsageError("--testbed only counts the datagrams that arrive: leave out --expect".into()));
+        bail!(UsageError(
+            "--testbed and --expect exclude each other: a testbed only counts received datagrams".into()
+        ));
     }
     if args.size > FRAME_PAYLOAD_MAX {
-        bail!(UsageError(format!("--size {}: a frame carries at most {FRAME_PAYLOAD_MAX} bytes", args.size)));
+        bail!(UsageError(format!(
+            "--size {} is too large for --testbed: expected at most {FRAME_PAYLOAD_MAX} bytes",
+            args.size
+        )));
     }
-    topology::available().context("cannot make a testbed")?;
+    topology::available().context("cannot create a testbed")?;
     output::eprint_line(
-        "--testbed: frames go through a testbed, two network namespaces made for this run; nothing leaves this machine",
+        "--testbed: frames stay within two network namespaces on this machine, created for this run",
     );
     let mut setup = Setup::testbed(None, 1)?;
     let receiver = ReceiverOptions {

@@ -19,12 +19,12 @@ pub(super) struct Screen {
 
 /// Help on the keys, the longest text first.
 const KEYS: [&str; 4] =
-    ["q ends, s sorts, ↑↓ pick, space stops", "q ends, s sorts, ↑↓ pick", "q ends, ↑↓ pick", "q ends"];
+    ["q quit, s sort, ↑↓ select, space pause", "q quit, s sort, ↑↓ select", "q quit, ↑↓ select", "q quit"];
 /// Column widths of the table: 72 in total, and a space between each two.
 const COLUMN_WIDTHS: [u16; 8] = [15, 20, 4, 7, 7, 5, 7, 5];
 /// Lines below the table: a title and four of text; a title and two for the CPUs.
 const DETAILS_HEIGHT: u16 = 5;
-const CORES_HEIGHT: u16 = 3;
+const CPUS_HEIGHT: u16 = 3;
 
 impl Screen {
     /// The next lane, or the one before.
@@ -39,9 +39,9 @@ impl Screen {
             Constraint::Length(1),
             Constraint::Min(3),
             Constraint::Length(DETAILS_HEIGHT),
-            Constraint::Length(CORES_HEIGHT),
+            Constraint::Length(CPUS_HEIGHT),
         ];
-        let [title, table, details, cores] = Layout::vertical(parts).areas(frame.area());
+        let [title, table, details, cpus] = Layout::vertical(parts).areas(frame.area());
         let mut processes: Vec<u32> = view.rows.iter().map(|row| row.pid).collect();
         processes.sort_unstable();
         processes.dedup();
@@ -73,9 +73,9 @@ impl Screen {
             fit_lines(self.details(view), width, room).into_iter().map(Line::from).collect();
         let titled = |title| Block::default().borders(Borders::TOP).title(title);
         frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: true }).block(titled("lost")), details);
-        let line = view.fit_cores(usize::from(cores.width), usize::from(CORES_HEIGHT - 1));
+        let line = view.fit_cpus(usize::from(cpus.width), usize::from(CPUS_HEIGHT - 1));
         let line = Paragraph::new(line).wrap(Wrap { trim: true });
-        frame.render_widget(line.block(titled("softirq")), cores);
+        frame.render_widget(line.block(titled("softirq")), cpus);
     }
 
     fn draw_table(&mut self, frame: &mut Frame<'_>, area: ratatui::layout::Rect, view: &View) {
@@ -102,7 +102,7 @@ impl Screen {
         if let Some(row) = picked {
             let thread = row.thread.map_or_else(String::new, |tid| format!(", thread {tid}"));
             lines.push(format!(
-                "{} lane {} ({}{thread}), since it opened: {}",
+                "{} lane {} ({}{thread}), since it was opened: {}",
                 row.socket,
                 row.lane,
                 row.engine,
@@ -177,12 +177,12 @@ mod tests {
         let mut screen = Screen::default();
         let lines = drawn(&mut screen, &view(), 80, 24);
         let expected = [
-            (0, "manylane top: 1 process, 2 lanes, by lane   q ends, s sorts, ↑↓ pick"),
+            (0, "manylane top: 1 process, 2 lanes, by lane   q quit, s sort, ↑↓ select"),
             (1, "process         socket               lane    in/s   out/s queue  lost/s   cpu"),
             (2, "4242 echo       192.0.2.1:53            0    1000       0   25%      20   50%"),
             (3, "4242 echo       192.0.2.1:53            1       0       0   50%       0     -"),
             (16, "lost"),
-            (17, "192.0.2.1:53 lane 0 (xdp), since it opened: kernel_dropped 40"),
+            (17, "192.0.2.1:53 lane 0 (xdp), since it was opened: kernel_dropped 40"),
             (18, "rings of 192.0.2.1:53: 2, fullest eth0 queue 1 25%, dropped 80 (40/s)"),
             (19, "filter of 192.0.2.1:53: denied 0 (0/s), over a limit 2500 (1000/s)"),
             (21, "softirq"),
@@ -211,7 +211,7 @@ mod tests {
         // When a process ends, its selected lane is gone.
         screen.step(5, 2);
         let lines = drawn(&mut screen, &View::default(), 80, 24);
-        assert!(lines[1].starts_with("no process here") && !lines[17].contains("lane 1"), "{lines:#?}");
+        assert!(lines[1].starts_with("no process with lanes") && !lines[17].contains("lane 1"), "{lines:#?}");
     }
 
     #[test]
@@ -229,12 +229,8 @@ mod tests {
             let socket = format!("192.0.2.9:{at}");
             view.filter_drops.insert(0, super::super::view::FilterRow { socket, ..drops.clone() });
         }
-        for core in 2..40 {
-            view.cores.push(super::super::view::CoreRow {
-                core,
-                softirq: f64::from(core) / 100.0,
-                busy: 1.0,
-            });
+        for cpu in 2..40 {
+            view.cpus.push(super::super::view::CpuRow { cpu, softirq: f64::from(cpu) / 100.0, busy: 1.0 });
         }
         let lines = drawn(&mut screen, &view, 80, 24);
         assert!(lines[0].starts_with("manylane top: 1 process, 32 lanes (14 shown), by lane"), "{lines:#?}");
@@ -246,7 +242,7 @@ mod tests {
         assert_eq!(lines[20], "and 5 more lines (--once shows all)");
         // The busiest CPUs, if there is no room for all.
         assert!(lines[22].starts_with("CPU 0 50%, CPU 39 39%, CPU 38 38%"), "{lines:#?}");
-        assert!(lines[23].ends_with("and 31 more, 31% at most"), "{lines:#?}");
+        assert!(lines[23].ends_with("and 31 more, max 31%"), "{lines:#?}");
     }
 
     #[test]

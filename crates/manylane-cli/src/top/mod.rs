@@ -28,7 +28,7 @@ use crate::output::{self, UsageError};
 /// Name of the document.
 const SCHEMA: &str = "manylane.top.v1";
 
-const NO_TERMINAL: &str = "cannot use the terminal (--once prints a table without it)";
+const NO_TERMINAL: &str = "cannot use the terminal: use --once to print a table";
 
 /// Rates over less time mean nothing.
 const INTERVAL_MIN: Duration = Duration::from_millis(50);
@@ -41,7 +41,7 @@ pub(crate) fn run(args: &TopArgs) -> Result<()> {
     }
     if !io::stdout().is_terminal() {
         return Err(
-            UsageError("there is no terminal: --once prints a table, --json a document".into()).into()
+            UsageError("standard output is no terminal: use --once for a table, or --json".into()).into()
         );
     }
     let first = Snapshot::collect(args.pid)?;
@@ -119,7 +119,7 @@ fn run_live(
     }
 }
 
-/// How the sample was taken, and values that do not belong to a lane.
+/// Settings of the sample, and values that do not belong to a lane.
 #[derive(Debug, Serialize)]
 struct Settings {
     command: String,

@@ -36,6 +36,12 @@ fn parse_sample(line: &str) -> Option<Sample<'_>> {
     Some(Sample { name, labels, value: rest.strip_prefix("} ")?.parse().ok()? })
 }
 
+/// Maximum number of rows that are taken from a page, more than any of our own has: a program may
+/// put anything on its page, and root may read those of many.
+pub(crate) const ROWS_MAX: usize = 4096;
+/// Maximum length of a label's text in bytes, more than any of our own has. The rest is dropped.
+const LABEL_LEN_MAX: usize = 128;
+
 /// The quoted text, and the text after it.
 fn parse_quoted(text: &str) -> Option<(String, &str)> {
     let mut out = String::new();
@@ -49,8 +55,8 @@ fn parse_quoted(text: &str) -> Option<(String, &str)> {
             },
             c => c,
         };
-        // The text is printed on a terminal.
-        if !c.is_control() {
+        // The text is printed on a terminal, and kept as long as the sample.
+        if !c.is_control() && out.len() < LABEL_LEN_MAX {
             out.push(c);
         }
     }

@@ -2,6 +2,7 @@
 //! the state of the CPUs.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs;
 use std::time::Instant;
 
@@ -9,7 +10,7 @@ use anyhow::Result;
 use manylane::{LaneCounters, control};
 use serde::Serialize;
 
-use super::prometheus::{Sample, parse_samples};
+use super::prometheus::{ROWS_MAX, Sample, parse_samples};
 use crate::output;
 
 /// A sample.
@@ -22,11 +23,11 @@ pub(super) struct Snapshot {
     pub(super) sockets: BTreeMap<(u32, String), FilterDrops>,
     /// Leased rings, by launcher, socket, device and queue.
     pub(super) rings: BTreeMap<((u32, String, String), u32), Ring>,
-    pub(super) cores: BTreeMap<u32, Core>,
+    pub(super) cpus: BTreeMap<u32, Cpu>,
     pub(super) silent: Vec<Silent>,
 }
 
-/// A process that did not answer on its control socket.
+/// A process that did not answer on its control socket, or has too many rows.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Silent {
     pub(super) pid: u32,
@@ -82,7 +83,7 @@ pub(super) struct Ring {
 
 /// Clock ticks of a CPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Core {
+pub(super) struct Cpu {
     pub(super) softirq: u64,
     pub(super) idle: u64,
     pub(super) total: u64,
@@ -94,7 +95,7 @@ impl Snapshot {
     /// # Errors
     /// If there is no process `of`, or if processes cannot be listed.
     pub(super) fn collect(of: Option<u32>) -> Result<Self> {
-        let mut snapshot = Self { cores: cores(&read("/proc/stat")), ..Self::default() };
+        let mut snapshot = Self { cpus: cpus(&read("/proc/stat")), ..Self::default() };
         let clients = control::find_control_sockets(of)?;
         for (client, reply) in clients.iter().zip(control::fetch_metrics(&clients)) {
             let pid = client.pid();
@@ -116,43 +117,78 @@ impl Snapshot {
         Ok(snapshot)
     }
 
+    fn row_count(&self) -> usize {
+        self.lanes.len() + self.sockets.len() + self.rings.len()
+    }
+
     /// Adds the metrics page of a process.
     pub(super) fn add(&mut self, pid: u32, program: &str, page: &str) {
+        let rows = self.row_count();
+        let mut is_whole = true;
         for sample in parse_samples(page) {
-            if let Some(name) = sample.name.strip_prefix("manylane_lane_") {
-                if sample.label("lane") != "closed" {
-                    self.add_to_lane(pid, program, name, &sample);
-                }
+            // The rows that are there get all their values.
+            let has_room = self.row_count() - rows < ROWS_MAX;
+            let added = if let Some(name) = sample.name.strip_prefix("manylane_lane_") {
+                sample.label("lane") == "closed" || self.add_to_lane(pid, program, name, &sample, has_room)
             } else if sample.name == "manylane_filter_dropped_total"
                 || sample.name == "manylane_run_filter_dropped_total"
             {
-                let socket = self.sockets.entry((pid, sample.label("socket").into())).or_default();
-                match sample.label("reason") {
-                    "denied" => socket.denied = sample.value,
-                    "limited" => socket.limited = sample.value,
-                    _ => {}
-                }
+                self.add_to_socket(pid, &sample, has_room)
             } else if let Some(name) = sample.name.strip_prefix("manylane_run_ring_") {
-                let key = (pid, sample.label("socket").into(), sample.label("device").into());
-                let ring = self.rings.entry((key, sample.label("queue").parse().unwrap_or(0))).or_default();
-                match name {
-                    "frames" => ring.frames = sample.value,
-                    "entries" => ring.entries = sample.value,
-                    "dropped_total" => ring.dropped = sample.value,
-                    _ => {}
-                }
+                self.add_to_ring(pid, name, &sample, has_room)
             } else if let Some(name) = sample.name.strip_prefix("manylane_run_") {
-                self.add_to_receiver(program, name, &sample);
-            }
+                self.add_to_receiver(program, name, &sample, has_room)
+            } else {
+                true
+            };
+            is_whole &= added;
+        }
+        if !is_whole {
+            let why = format!("process {pid} has too many lanes and sockets: {ROWS_MAX} of them are shown");
+            self.silent.push(Silent { pid, why });
         }
     }
 
-    /// A lane of the library.
-    fn add_to_lane(&mut self, pid: u32, program: &str, name: &str, sample: &Sample<'_>) {
+    /// The filter of a socket. False if there is no room for it.
+    fn add_to_socket(&mut self, pid: u32, sample: &Sample<'_>, has_room: bool) -> bool {
+        let Some(socket) = row(&mut self.sockets, (pid, sample.label("socket").into()), has_room) else {
+            return false;
+        };
+        match sample.label("reason") {
+            "denied" => socket.denied = sample.value,
+            "limited" => socket.limited = sample.value,
+            _ => {}
+        }
+        true
+    }
+
+    /// A leased ring. False if there is no room for it.
+    fn add_to_ring(&mut self, pid: u32, name: &str, sample: &Sample<'_>, has_room: bool) -> bool {
+        let of = (pid, sample.label("socket").into(), sample.label("device").into());
+        let key = (of, sample.label("queue").parse().unwrap_or(0));
+        let Some(ring) = row(&mut self.rings, key, has_room) else { return false };
+        match name {
+            "frames" => ring.frames = sample.value,
+            "entries" => ring.entries = sample.value,
+            "dropped_total" => ring.dropped = sample.value,
+            _ => {}
+        }
+        true
+    }
+
+    /// A lane of the library. False if there is no room for it.
+    fn add_to_lane(
+        &mut self,
+        pid: u32,
+        program: &str,
+        name: &str,
+        sample: &Sample<'_>,
+        has_room: bool,
+    ) -> bool {
         let lane = sample.label("lane");
         let number = lane.parse().unwrap_or(u64::MAX);
         let key = Key { pid, socket: sample.label("socket").into(), number, lane: lane.into(), thread: None };
-        let seen = self.lanes.entry(key).or_default();
+        let Some(seen) = row(&mut self.lanes, key, has_room) else { return false };
         seen.program = program.into();
         seen.engine = sample.label("engine").into();
         let counter = name.strip_suffix("_total").unwrap_or(name);
@@ -169,12 +205,13 @@ impl Snapshot {
             }
             _ => {}
         }
+        true
     }
 
-    /// A receiving thread of a program under `manylane run`.
-    fn add_to_receiver(&mut self, program: &str, name: &str, sample: &Sample<'_>) {
+    /// A receiving thread of a program under `manylane run`. False if there is no room for it.
+    fn add_to_receiver(&mut self, program: &str, name: &str, sample: &Sample<'_>, has_room: bool) -> bool {
         let number = |label| sample.label(label).parse::<u32>().ok();
-        let (Some(pid), Some(tid)) = (number("pid"), number("tid")) else { return };
+        let (Some(pid), Some(tid)) = (number("pid"), number("tid")) else { return true };
         let lane = number("lane");
         let key = Key {
             pid,
@@ -184,7 +221,7 @@ impl Snapshot {
             thread: Some(tid),
         };
         let is_new = !self.lanes.contains_key(&key);
-        let seen = self.lanes.entry(key).or_default();
+        let Some(seen) = row(&mut self.lanes, key, has_room) else { return false };
         if is_new {
             let own = process_name(pid);
             seen.program = if own.is_empty() { program.into() } else { own };
@@ -201,6 +238,15 @@ impl Snapshot {
             }
             _ => {}
         }
+        true
+    }
+}
+
+/// The row of a key; none if it would be a new one without room for it.
+fn row<K: Ord, V: Default>(rows: &mut BTreeMap<K, V>, key: K, has_room: bool) -> Option<&mut V> {
+    match rows.entry(key) {
+        Entry::Vacant(_) if !has_room => None,
+        entry => Some(entry.or_default()),
     }
 }
 
@@ -220,16 +266,16 @@ fn run_time(pid: u32, tid: u32) -> Option<u64> {
 
 /// /proc/stat has user, nice, system, idle, iowait, irq, softirq, steal, and two that are included
 /// in the first ones.
-fn cores(stat: &str) -> BTreeMap<u32, Core> {
-    let core = |line: &str| -> Option<(u32, Core)> {
+fn cpus(stat: &str) -> BTreeMap<u32, Cpu> {
+    let cpu = |line: &str| -> Option<(u32, Cpu)> {
         let mut words = line.strip_prefix("cpu")?.split_ascii_whitespace();
         let number = words.next()?.parse().ok()?;
         let ticks: Vec<u64> = words.take(8).map_while(|word| word.parse().ok()).collect();
         let idle = ticks.get(3)? + ticks.get(4)?;
-        Some((number, Core { softirq: *ticks.get(6)?, idle, total: ticks.iter().sum() }))
+        Some((number, Cpu { softirq: *ticks.get(6)?, idle, total: ticks.iter().sum() }))
     };
     // The first line is the sum of all CPUs, and has no number.
-    stat.lines().filter(|line| !line.starts_with("cpu ")).filter_map(core).collect()
+    stat.lines().filter(|line| !line.starts_with("cpu ")).filter_map(cpu).collect()
 }
 
 #[cfg(test)]
@@ -280,8 +326,29 @@ mod tests {
     }
 
     #[test]
-    fn cores_are_read() {
-        let cores = cores("cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 1 2 3 40 5 6 70 8 0 0\ncpu1 1 2\nintr 5\n");
-        assert_eq!(cores, BTreeMap::from([(0, Core { softirq: 70, idle: 45, total: 135 })]));
+    fn the_page_of_a_program_takes_bounded_memory() {
+        let mut snapshot = Snapshot::default();
+        let socket = "x".repeat(1000);
+        let line = |lane| format!("manylane_lane_sent_total{{socket=\"{socket}\",lane=\"{lane}\"}} 1\n");
+        let page: String = (0..2 * ROWS_MAX).map(line).collect();
+        // Families that follow add no rows either, but values of those that are there.
+        let late = page.replace("_sent_", "_delivered_")
+            + "manylane_filter_dropped_total{socket=\"a\",reason=\"limited\"} 8\n\
+               manylane_run_ring_frames{socket=\"a\",device=\"eth0\",queue=\"1\"} 6\n\
+               manylane_run_received_total{socket=\"a\",lane=\"\",pid=\"7\",tid=\"9\"} 1\n";
+        snapshot.add(7, "hostile", &(page + &late));
+        assert_eq!((snapshot.row_count(), snapshot.lanes.len()), (ROWS_MAX, ROWS_MAX));
+        assert!(snapshot.lanes.values().all(|lane| (lane.sent, lane.received) == (1, 1)));
+        assert!(snapshot.lanes.keys().all(|key| key.socket.len() <= 128));
+        let notes: Vec<u32> = snapshot.silent.iter().map(|note| note.pid).collect();
+        assert_eq!(notes, [7], "once");
+        snapshot.add(8, "another", &line(0));
+        assert_eq!((snapshot.row_count(), snapshot.silent.len()), (ROWS_MAX + 1, 1));
+    }
+
+    #[test]
+    fn cpus_are_read() {
+        let cpus = cpus("cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 1 2 3 40 5 6 70 8 0 0\ncpu1 1 2\nintr 5\n");
+        assert_eq!(cpus, BTreeMap::from([(0, Cpu { softirq: 70, idle: 45, total: 135 })]));
     }
 }

@@ -7,7 +7,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use manylane_measure::format_number;
 use serde::Serialize;
 
-use super::snapshot::{Core, Silent, Snapshot};
+use super::snapshot::{Cpu, Silent, Snapshot};
 
 /// The changes of one lane.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -66,8 +66,8 @@ pub(super) struct RingRow {
 
 /// Use of a CPU, as shares of the time.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct CoreRow {
-    pub(super) core: u32,
+pub(super) struct CpuRow {
+    pub(super) cpu: u32,
     pub(super) softirq: f64,
     pub(super) busy: f64,
 }
@@ -113,7 +113,7 @@ pub(super) struct View {
     pub(super) filter_drops: Vec<FilterRow>,
     /// Queues leased to programs under `manylane run`.
     pub(super) rings: Vec<RingRow>,
-    pub(super) cores: Vec<CoreRow>,
+    pub(super) cpus: Vec<CpuRow>,
     pub(super) silent: Vec<Silent>,
 }
 
@@ -172,19 +172,19 @@ impl View {
                 dropped_pps: rate(ring.dropped, then),
             }
         });
-        let cores = now.cores.iter().map(|(core, ticks)| {
-            let then = before.cores.get(core).copied().unwrap_or_default();
-            let since = |field: fn(&Core) -> u64| field(ticks).saturating_sub(field(&then)) as f64;
-            let all = since(|core| core.total).max(1.0);
-            let busy = (all - since(|core| core.idle)).max(0.0) / all;
-            CoreRow { core: *core, softirq: since(|core| core.softirq) / all, busy }
+        let cpus = now.cpus.iter().map(|(cpu, ticks)| {
+            let then = before.cpus.get(cpu).copied().unwrap_or_default();
+            let since = |field: fn(&Cpu) -> u64| field(ticks).saturating_sub(field(&then)) as f64;
+            let all = since(|cpu| cpu.total).max(1.0);
+            let busy = (all - since(|cpu| cpu.idle)).max(0.0) / all;
+            CpuRow { cpu: *cpu, softirq: since(|cpu| cpu.softirq) / all, busy }
         });
         Self {
             seconds,
             rows: rows.collect(),
             filter_drops: drops.collect(),
             rings: rings.collect(),
-            cores: cores.collect(),
+            cpus: cpus.collect(),
             silent: now.silent.clone(),
         }
     }
@@ -222,7 +222,8 @@ impl View {
             }
         }
         for row in self.rows.iter().filter(|row| !row.lost.is_empty()) {
-            text += &format!("lost since it opened, {} lane {}: {}\n", row.socket, row.lane, row.losses());
+            text +=
+                &format!("lost since it was opened, {} lane {}: {}\n", row.socket, row.lane, row.losses());
         }
         for line in self.ring_lines() {
             text += &format!("{line}\n");
@@ -233,7 +234,7 @@ impl View {
         for Silent { why, .. } in &self.silent {
             text += &format!("{why}\n");
         }
-        text + &format!("softirq: {}\n", self.cores_line())
+        text + &format!("softirq: {}\n", self.cpus_line())
     }
 
     /// The leased queues, one line for each socket: the fullest of their rings, and the frames
@@ -261,25 +262,25 @@ impl View {
     }
 
     /// Share of softirqs by CPU.
-    pub(super) fn cores_line(&self) -> String {
-        self.cores.iter().map(CoreRow::text).collect::<Vec<_>>().join(", ")
+    pub(super) fn cpus_line(&self) -> String {
+        self.cpus.iter().map(CpuRow::text).collect::<Vec<_>>().join(", ")
     }
 
     /// The same in a limited number of lines and columns: if there is no room for all CPUs, those
     /// with the largest shares.
-    pub(super) fn fit_cores(&self, width: usize, lines: usize) -> String {
-        let all = self.cores_line();
+    pub(super) fn fit_cpus(&self, width: usize, lines: usize) -> String {
+        let all = self.cpus_line();
         // A CPU's text is not split, so that columns stay empty at the end of a line.
         let room = width.saturating_sub("CPU 123 100%, ".len()) * lines;
         if all.chars().count() <= room {
             return all;
         }
-        let mut cores: Vec<&CoreRow> = self.cores.iter().collect();
-        cores.sort_by(|a, b| b.softirq.total_cmp(&a.softirq));
+        let mut cpus: Vec<&CpuRow> = self.cpus.iter().collect();
+        cpus.sort_by(|a, b| b.softirq.total_cmp(&a.softirq));
         let mut text = String::new();
-        for (at, core) in cores.iter().enumerate() {
-            let rest = format!("and {} more, {} at most", cores.len() - at, percent(core.softirq));
-            let next = format!("{}, ", core.text());
+        for (at, cpu) in cpus.iter().enumerate() {
+            let rest = format!("and {} more, max {}", cpus.len() - at, percent(cpu.softirq));
+            let next = format!("{}, ", cpu.text());
             if text.len() + next.len() + rest.len() > room {
                 return text + &rest;
             }
@@ -290,15 +291,15 @@ impl View {
 }
 
 /// The text if there are no lanes.
-pub(super) const NO_LANES_MESSAGE: &str = "no process here shows lanes ('manylane echo' and 'manylane run' do, and programs with manylane::control)";
+pub(super) const NO_LANES_MESSAGE: &str = "no process with lanes in this network namespace: start 'manylane echo', 'manylane run', or a program with manylane::control";
 
 /// The columns.
 pub(super) const TABLE_HEADER: [&str; 8] =
     ["process", "socket", "lane", "in/s", "out/s", "queue", "lost/s", "cpu"];
 
-impl CoreRow {
+impl CpuRow {
     fn text(&self) -> String {
-        format!("CPU {} {}", self.core, percent(self.softirq))
+        format!("CPU {} {}", self.cpu, percent(self.softirq))
     }
 }
 
@@ -377,8 +378,8 @@ pub(super) mod tests {
         let snap = |received: &str, lost: &str, softirq, cpu| {
             let mut snap = Snapshot::default();
             snap.add(4242, "echo", &PAGE.replace("RECEIVED", received).replace("LOST", lost));
-            snap.cores.insert(0, Core { softirq, idle: 100, total: 100 + 2 * softirq });
-            snap.cores.insert(1, Core { softirq: 0, idle: 100 + 2 * softirq, total: 100 + 2 * softirq });
+            snap.cpus.insert(0, Cpu { softirq, idle: 100, total: 100 + 2 * softirq });
+            snap.cpus.insert(1, Cpu { softirq: 0, idle: 100 + 2 * softirq, total: 100 + 2 * softirq });
             snap.lanes.values_mut().next().unwrap().cpu = Some(cpu);
             for (queue, frames) in [(0, 10), (1, 512)] {
                 let key = ((4242, "192.0.2.1:53".into(), "eth0".into()), queue);
@@ -397,7 +398,7 @@ pub(super) mod tests {
         assert_eq!((row.received, row.losses().as_str()), (2500, "kernel_dropped 40"));
         assert_eq!(row.cells()[3..], ["1000", "0", "25%", "20", "50%"].map(String::from));
         assert_eq!(view.rows[1].cells()[5], "50%", "of its rings");
-        assert_eq!((view.cores[0].softirq, view.cores[0].busy, view.cores[1].busy), (0.5, 1.0, 0.0));
+        assert_eq!((view.cpus[0].softirq, view.cpus[0].busy, view.cpus[1].busy), (0.5, 1.0, 0.0));
         assert_eq!((view.filter_drops[0].limited, view.filter_drops[0].limited_pps), (2500, 1000.0));
         let text = view.text(1);
         for hint in [
@@ -415,7 +416,7 @@ pub(super) mod tests {
         assert_eq!(view.rows[0].lane, "1");
         view.sort(Sort::Cpu);
         assert_eq!(view.rows[0].lane, "0");
-        assert!(View::default().text(9).contains("no process here"));
+        assert!(View::default().text(9).contains("no process with lanes"));
         let four = Sort::Lane.next().next().next();
         assert_eq!((four, four.next()), (Sort::Cpu, Sort::Lane));
     }

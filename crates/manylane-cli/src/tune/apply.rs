@@ -105,7 +105,9 @@ pub(super) fn apply(
                 journal.save()?;
             }
             written.and_then(|()| {
-                Err(anyhow::anyhow!("the kernel took {value} for {target}, and it is {current} all the same"))
+                Err(anyhow::anyhow!(
+                    "the kernel accepted {value} for {target}, but the value is still {current}"
+                ))
             })
         }
     }
@@ -156,6 +158,6 @@ pub(super) fn undo(settings: &dyn Settings, journal: &mut Journal, at: usize) ->
         other => other,
     };
     journal.entries.remove(at);
-    journal.save().context("it is taken back, but the journal still has it: undo again")?;
+    journal.save().context("the change is reverted, but the journal still has it: run tune --undo again")?;
     Ok((outcome, current))
 }

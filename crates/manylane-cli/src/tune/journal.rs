@@ -92,7 +92,7 @@ impl Journal {
     pub(super) fn open(path: &Path) -> Result<Self> {
         let hint = || {
             format!(
-                "cannot keep what was there in {}: run this as root, or name another file by --state",
+                "cannot save old values in {}: run this as root, or name another file with --state",
                 path.display()
             )
         };
@@ -103,7 +103,7 @@ impl Journal {
         match flock::try_lock(&lock) {
             Ok(()) => {}
             Err(err) if err.kind() == ErrorKind::WouldBlock => {
-                bail!("another manylane tune is at work with {}", path.display())
+                bail!("another manylane tune uses {}", path.display())
             }
             Err(err) => return Err(err).with_context(hint),
         }
@@ -170,11 +170,12 @@ fn check_permissions(path: &Path, of: &fs::Metadata, may_be_sticky: bool) -> Res
     // A link has no permissions of its own.
     let others = !of.is_symlink() && of.mode() & 0o022 != 0 && !(may_be_sticky && of.mode() & STICKY != 0);
     let (path, uid) = (path.display(), of.uid());
+    // The path may be a home or /tmp, whose owner and mode are right for others.
     ensure!(
         [0, unix_socket::effective_uid()].contains(&uid),
-        "{path} is of the user {uid}, who could change it"
+        "{path} belongs to user {uid}, who could change it: name another file with --state"
     );
-    ensure!(!others, "others may write to {path}: chmod go-w {path}");
+    ensure!(!others, "other users may write to {path}: name another file with --state");
     Ok(())
 }
 
@@ -184,7 +185,7 @@ fn check_permissions(path: &Path, of: &fs::Metadata, may_be_sticky: bool) -> Res
 fn resolve_path(path: &Path, create: bool) -> Result<PathBuf> {
     /// As in the kernel.
     const LINKS_MAX: u32 = 40;
-    let name = path.file_name().context("that names no file")?;
+    let name = path.file_name().context("the path names no file")?;
     let parts = |path: &Path| path.components().rev().map(|part| part.as_os_str().to_owned()).collect();
     let mut left: Vec<OsString> = parts(&std::path::absolute(parent_dir(path))?);
     let (mut folder, mut links) = (PathBuf::new(), 0);
@@ -211,7 +212,7 @@ fn resolve_path(path: &Path, create: bool) -> Result<PathBuf> {
         check_permissions(&at, &found, true)?;
         if found.is_symlink() {
             links += 1;
-            ensure!(links <= LINKS_MAX, "{} leads to too many links", path.display());
+            ensure!(links <= LINKS_MAX, "{} has too many symbolic links", path.display());
             left.extend::<Vec<_>>(parts(&fs::read_link(&at)?));
         } else {
             folder = at;
@@ -229,11 +230,11 @@ fn load(path: &Path) -> Result<Vec<Entry>> {
         Err(err) => return Err(err).with_context(failed),
     };
     let metadata = file.metadata().with_context(failed)?;
-    ensure!(metadata.is_file(), "{} is no file", path.display());
+    ensure!(metadata.is_file(), "{} is not a regular file", path.display());
     check_permissions(path, &metadata, false).with_context(failed)?;
     let mut text = String::new();
     file.take(JOURNAL_LEN_MAX).read_to_string(&mut text).with_context(failed)?;
-    let strange = || format!("{} is no journal of manylane tune: it is left as it is", path.display());
+    let strange = || format!("{} is not a journal of manylane tune, left unchanged", path.display());
     let document: Document = serde_json::from_str(&text).with_context(strange)?;
     ensure!(document.schema == SCHEMA, "{} (schema {})", strange(), document.schema);
     Ok(document.entries)

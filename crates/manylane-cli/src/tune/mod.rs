@@ -70,7 +70,7 @@ fn check(args: &TuneArgs) -> Result<()> {
         let id = word.split(':').next().unwrap_or_default();
         if !ids.contains(&id) {
             let all = ids.join(", ");
-            bail!(UsageError(format!("the doctor has no finding called {word}; it has {all}")));
+            bail!(UsageError(format!("unknown finding {word}: expected one of {all}")));
         }
     }
     Ok(())
@@ -96,12 +96,12 @@ fn apply_findings(args: &TuneArgs) -> Result<Vec<Row>> {
     let wanted: Vec<&Finding> = findings.iter().filter(is_wanted).collect();
     if args.findings.is_empty() {
         for finding in findings.iter().filter(|finding| finding.only_named) {
-            print_line(args, &format!("only by its name: {}: {}", finding.name(), finding.run.join("; ")))?;
+            print_line(args, &format!("only if named: {}: {}", finding.name(), finding.run.join("; ")))?;
         }
     }
     for word in &args.findings {
         if !wanted.iter().any(|finding| finding.is_named(word)) {
-            print_line(args, &format!("{word}: not found on this machine; nothing to do"))?;
+            print_line(args, &format!("{word}: not found on this machine, nothing to do"))?;
         }
     }
     let resets = wanted.iter().flat_map(|finding| &finding.changes).any(|change| change.target.resets_link());
@@ -111,7 +111,10 @@ fn apply_findings(args: &TuneArgs) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for finding in wanted {
         if finding.changes.is_empty() && !args.findings.is_empty() {
-            print_line(args, &format!("{}: no setting helps; {}", finding.name(), finding.run.join("; ")))?;
+            print_line(
+                args,
+                &format!("{}: no setting to change; instead: {}", finding.name(), finding.run.join("; ")),
+            )?;
         }
         for change in &finding.changes {
             rows.push(apply_change(args, &mut journal, &guard, &finding.name(), change)?);
@@ -123,17 +126,17 @@ fn apply_findings(args: &TuneArgs) -> Result<Vec<Row>> {
     if is_dry_run(args) && !args.dry_run {
         list(args, &journal)?;
         if !rows.is_empty() {
-            print_line(args, "to change these: manylane tune --all, or the names of findings")?;
+            print_line(args, "to make these changes: manylane tune --all, or name the findings")?;
         }
     } else if rows.iter().any(|row| row.outcome == Outcome::Done) {
-        print_line(args, "to take it back: manylane tune --undo")?;
+        print_line(args, "to revert: manylane tune --undo")?;
     }
     Ok(rows)
 }
 
 /// Links that must stay up, if a change may take one down.
 fn detect_protected(is_needed: bool) -> Result<ProtectedLinks> {
-    let context = "--allow-link-reset goes without";
+    let context = "use --allow-link-reset to change them without this check";
     if is_needed { ProtectedLinks::detect().context(context) } else { Ok(ProtectedLinks::default()) }
 }
 
@@ -186,7 +189,7 @@ fn list(args: &TuneArgs, journal: &Journal) -> Result<()> {
     for entry in &journal.entries {
         let Entry { finding, target, before, after, intent, .. } = entry;
         let now = after.as_ref().or(intent.as_ref()).map_or("?", String::as_str);
-        print_line(args, &format!("changed before: {finding}: {target}: {before} -> {now}"))?;
+        print_line(args, &format!("changed earlier: {finding}: {target}: {before} -> {now}"))?;
     }
     Ok(())
 }
@@ -208,7 +211,7 @@ fn undo(args: &TuneArgs) -> Result<Vec<Row>> {
         rows.push(undo_entry(args, &mut journal, &guard, at)?);
     }
     if rows.is_empty() {
-        print_line(args, "nothing to take back")?;
+        print_line(args, "nothing to revert")?;
     }
     Ok(rows)
 }
@@ -243,14 +246,14 @@ fn undo_entry(args: &TuneArgs, journal: &mut Journal, guard: &ProtectedLinks, at
     };
     let before = &entry.before;
     let why = match outcome {
-        Outcome::Already => Some(format!("is {current} as before")),
+        Outcome::Already => Some(format!("already has the old value {current}")),
         Outcome::Foreign => {
-            Some(format!("somebody has made it {current} since: left alone (it was {before} before)"))
+            Some(format!("changed to {current} since then, left alone (old value: {before})"))
         }
         Outcome::Gone => {
-            Some(format!("the device is gone, or another one of that name (it was {before} before)"))
+            Some(format!("the device is gone, or another one has its name (old value: {before})"))
         }
-        Outcome::Elsewhere => Some("is of another network namespace: take it back from there".into()),
+        Outcome::Elsewhere => Some("belongs to another network namespace: run tune --undo there".into()),
         _ => None,
     };
     if let Some(why) = &why {

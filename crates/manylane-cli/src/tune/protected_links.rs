@@ -22,16 +22,16 @@ pub(crate) struct ProtectedLinks {
 impl ProtectedLinks {
     /// Reads routes, addresses and sessions.
     pub(crate) fn detect() -> Result<Self> {
-        let context = "cannot find out which links have to stay up";
+        let context = "cannot find out which links must stay up";
         let devices = link::devices().context(context)?;
         let mut guard = Self::default();
-        guard.protect(&link::default_routes().context(context)?, &devices, "the default route leaves by it");
+        guard.protect(&link::default_routes().context(context)?, &devices, "the default route uses it");
         let addresses = link::addresses().context(context)?;
         for (local, peer) in ssh_sessions() {
             let mut indices: Vec<u32> =
                 addresses.iter().filter(|(address, _)| *address == local).map(|(_, index)| *index).collect();
             indices.extend(link::route_to(peer).ok().flatten());
-            guard.protect(&indices, &devices, &format!("an ssh session from {peer} comes by it"));
+            guard.protect(&indices, &devices, &format!("an ssh session from {peer} uses it"));
         }
         Ok(guard)
     }
@@ -48,9 +48,7 @@ impl ProtectedLinks {
     /// The reason why a setting must not be changed, if any.
     pub(super) fn refusal(&self, target: &Target) -> Option<String> {
         let why = self.reason(target.device().filter(|_| target.resets_link())?)?;
-        Some(format!(
-            "this takes the link down for a moment, and {why}; --allow-link-reset does it all the same"
-        ))
+        Some(format!("this takes the link down for a moment, and {why}; to do it anyway: --allow-link-reset"))
     }
 
     /// The reason why a device has to stay up, if any.
@@ -136,7 +134,7 @@ mod tests {
             device("eth2", 4, &[]),
         ];
         let mut guard = ProtectedLinks::default();
-        guard.protect(&[5], &devices, "the default route leaves by it");
+        guard.protect(&[5], &devices, "the default route uses it");
         assert!(["bond0", "eth0", "eth1"].iter().all(|name| guard.reason(name).is_some()));
         assert!(guard.reason("eth2").is_none());
     }

@@ -146,7 +146,7 @@ fn untrusted_journals_are_rejected() {
         [(&deep, 0o775, 0o755), (&deep, 0o1777, 0o755), (&folder, 0o757, 0o755), (&path, 0o666, 0o644)];
     for (what, wrong, right) in modes {
         fs::set_permissions(what, Permissions::from_mode(wrong)).unwrap();
-        refused("others may write to");
+        refused(&format!("other users may write to {}: name another file with --state", what.display()));
         assert!(what != &path || Journal::open_read_only(&path).is_err());
         fs::set_permissions(what, Permissions::from_mode(right)).unwrap();
     }
@@ -157,14 +157,14 @@ fn untrusted_journals_are_rejected() {
     symlink("../deep/..", shared.join("link")).unwrap();
     fs::set_permissions(&shared, Permissions::from_mode(0o777)).unwrap();
     let said = Journal::open(&shared.join("link/new/tune.json")).unwrap_err();
-    assert!(format!("{said:#}").contains("others may write to"), "{said:#}");
+    assert!(format!("{said:#}").contains("other users may write to"), "{said:#}");
     assert!(!folder.join("new").exists());
     symlink("deep/..", folder.join("link")).unwrap();
     Journal::open(&folder.join("link/new/tune.json")).unwrap();
     assert!(folder.join("new/tune.json.lock").exists());
     // Only root can change the owner.
     if chown(&path, Some(65533), None).is_ok() {
-        refused("is of the user 65533");
+        refused("belongs to user 65533, who could change it: name another file with --state");
     }
 }
 
@@ -324,7 +324,7 @@ fn a_failed_change_is_reverted() {
     fake.refuses = true;
     assert!(place.apply(&fake, &sysctl(), "200").unwrap_err().to_string().contains("EINVAL"));
     (fake.refuses, fake.ignores) = (false, true);
-    assert!(place.apply(&fake, &sysctl(), "200").unwrap_err().to_string().contains("all the same"));
+    assert!(place.apply(&fake, &sysctl(), "200").unwrap_err().to_string().contains("is still"));
     assert!(place.open().entries.is_empty());
 }
 

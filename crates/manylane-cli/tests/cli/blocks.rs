@@ -1,9 +1,9 @@
-//! Blocks of a capture, as another reader of the format finds them.
+//! Blocks of a capture, read by an independent parser of the format.
 
 use pcap_parser::traits::PcapReaderIterator;
 use pcap_parser::{Block, PcapBlockOwned, PcapError, PcapNGReader};
 
-/// Hands each block of `file` to `each`, which has to be a whole capture.
+/// Calls `each` with each block of `file`, which must be a complete capture.
 pub(crate) fn for_each(file: &[u8], mut each: impl FnMut(Block<'_>)) {
     let mut reader = PcapNGReader::new(1 << 17, file).unwrap();
     loop {

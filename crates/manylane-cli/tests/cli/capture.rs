@@ -1,5 +1,5 @@
-//! `manylane capture` from outside: what is in its files, when it ends, whom it captures. In a
-//! testbed, but for the rest.
+//! `manylane capture` from outside: the content of its files, when it ends, and which process it
+//! captures. In a testbed, except for the last test.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Lines, Read};
@@ -13,13 +13,10 @@ use manylane_testbed::{Host, Layout, Testbed};
 use pcap_parser::Block;
 
 use crate::blocks;
+use crate::program::stderr;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_manylane");
 const TEST_TIMEOUT: Duration = Duration::from_secs(30);
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).unwrap()
-}
 
 /// Runs the program inside `host`, or here.
 fn run(host: Option<&Host>, words: &[&str]) -> Output {
@@ -27,7 +24,7 @@ fn run(host: Option<&Host>, words: &[&str]) -> Output {
     command.args(words).stdin(Stdio::null()).output().unwrap()
 }
 
-/// A program that runs, up to what it says first; killed when the test fails.
+/// A running program, and its first output; killed when the test fails.
 struct Running {
     child: Child,
     lines: Lines<BufReader<ChildStderr>>,
@@ -48,7 +45,7 @@ impl Running {
         self.child.id().to_string()
     }
 
-    /// Waits for its end: exit code, standard output, and the rest of standard error.
+    /// Waits until it ends; returns the exit code, standard output, and the rest of standard error.
     fn end(mut self) -> (Option<i32>, Vec<u8>, String) {
         let mut out = Vec::new();
         self.child.stdout.take().unwrap().read_to_end(&mut out).unwrap();
@@ -76,7 +73,7 @@ fn echo(host: &Host, port: u16) -> Running {
     echo
 }
 
-/// Asks `count` times, and has every answer.
+/// Sends `count` requests, and expects a reply to each.
 fn ask(host: &Host, server: &str, count: u64) {
     let count = count.to_string();
     let words = ["send", server, "--expect", "echo", "--count", &count, "--rate", "2k", "--timeout", "10s"];
@@ -84,7 +81,7 @@ fn ask(host: &Host, server: &str, count: u64) {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
 }
 
-/// What a capture file has: names of its interfaces, packets received and sent, blocks of
+/// Content of a capture file: names of its interfaces, received and sent packets, and blocks of
 /// statistics.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Found {
@@ -133,10 +130,10 @@ fn netns_capture_writes_complete_files() {
     let within = |host: &Host, words: &[&str]| {
         Running::start(host.command(PROGRAM).unwrap(), &[&["capture"], words].concat(), "capturing process ")
     };
-    // So that replies leave past the stack: the first ones do not.
+    // The first replies leave through the kernel. From here on, they leave past the stack.
     ask(a, &addr, 200);
 
-    // From outside, by the process; ended by Ctrl-C. All that was asked and answered is there.
+    // By process id, from outside, until Ctrl-C. The capture has all requests and replies.
     let path = file("capture-ctrl-c.pcapng");
     let words = ["capture", &server.pid(), "-w", path.to_str().unwrap()];
     let capture = Running::start(Command::new(PROGRAM), &words, "capturing process ");
@@ -149,7 +146,7 @@ fn netns_capture_writes_complete_files() {
     let all = Found { interfaces: vec![device.clone()], received: 300, sent: 300, statistics: 1 };
     assert_eq!(read(&fs::read(&path).unwrap()), all);
 
-    // The only process that there is, to a pipe, a number of frames.
+    // The only process, to a pipe, for a number of frames.
     let capture = within(b, &["--count", "21", "--snaplen", "60"]);
     ask(a, &addr, 50);
     let (code, out, said) = capture.end();
@@ -157,23 +154,23 @@ fn netns_capture_writes_complete_files() {
     let found = read(&out);
     assert_eq!((found.received + found.sent, found.statistics), (21, 1));
 
-    // By address, for a time.
+    // By address, for a duration.
     let capture = within(b, &[&addr, "--duration", "50ms", "-w", "-"]);
     let (code, out, said) = capture.end();
     assert_eq!(code, Some(0), "{said}");
     assert_eq!(read(&out), Found { interfaces: vec![device.clone()], statistics: 1, ..Found::default() });
 
-    // The process ends first.
+    // The captured process ends first.
     let capture = within(b, &[]);
     ask(a, &addr, 10);
     server.signal("TERM");
     assert_eq!(server.end().0, Some(0));
     let (code, out, said) = capture.end();
     assert_eq!(code, Some(0), "{said}");
-    assert!(said.contains("the process has ended"), "{said}");
+    assert!(said.contains("has closed its socket"), "{said}");
     assert_eq!(read(&out), Found { interfaces: vec![device], received: 10, sent: 10, statistics: 1 });
 
-    // A reader that goes away is no failure.
+    // A reader that closes the pipe is no failure.
     let server = echo(b, 4242);
     let mut capture = within(b, &[]);
     drop(capture.child.stdout.take());
@@ -208,7 +205,7 @@ fn netns_capture_lists_the_sockets_if_there_are_several() {
     let output = run(Some(b), &["capture", &addr, "--duration", "10ms"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert_eq!(read(&output.stdout).interfaces, [b.device(1)]);
-    // Nobody is in the other ones.
+    // Host 0 has no socket with engine xdp.
     let output = run(Some(testbed.host(0)), &["capture", "-w", "/dev/null"]);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     assert!(stderr(&output).contains("engine xdp"), "{}", stderr(&output));

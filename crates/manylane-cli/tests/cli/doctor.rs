@@ -1,5 +1,4 @@
-//! `manylane doctor` and `manylane tune` from outside, in network namespaces where something is
-//! wrong.
+//! `manylane doctor` and `manylane tune` from outside, in network namespaces with faults.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -12,11 +11,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use manylane_sys::process::{BlockedOn, parse_blocked_on};
-use manylane_sys::test_support::set_queues;
+use manylane_sys::test_support::{set_queues, wait_for};
 use manylane_sys::{cpu, device, sock};
 use manylane_testbed::skip::{self, Forced};
 use manylane_testbed::{Host, Layout, Testbed};
 use serde_json::Value;
+
+use crate::program::stdout;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_manylane");
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
@@ -26,10 +27,6 @@ fn run(host: &Host, words: &[&str]) -> Output {
     let mut command = host.command("unshare").unwrap();
     command.args(["--mount", "sh", "-c", "mount -t sysfs sysfs /sys && exec \"$0\" \"$@\"", PROGRAM]);
     command.args(words).stdin(Stdio::null()).env_remove("SSH_CONNECTION").output().unwrap()
-}
-
-fn stdout(output: &Output) -> String {
-    String::from_utf8(output.stdout.clone()).unwrap()
 }
 
 /// The one document on standard output, and the exit code.
@@ -50,14 +47,14 @@ fn one_host(queues: u32) -> Testbed {
     Testbed::new(&Layout { queues, ..Layout::default() }).unwrap()
 }
 
-/// A file for what tune keeps, in a folder of its own.
+/// The file for the state of tune, in a folder of its own.
 fn state(test: &str) -> String {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("tune-{test}"));
     let _ = fs::remove_dir_all(&folder);
     folder.join("tune.json").to_str().unwrap().to_owned()
 }
 
-/// Whether receive queues can be several in use.
+/// True if several receive queues can be in use.
 fn has_two_cpus(test: &str) -> bool {
     let cpus = manylane_measure::machine::online_cpus().len();
     skip::need_unless_forced(test, cpus > 1, Forced::Cpus, "advice on spreading work needs two")
@@ -73,7 +70,7 @@ fn netns_doctor_names_the_dropping_socket_and_its_count() {
     let (document, code) = json(host, &["doctor"]);
     assert_eq!((rows(&document, "socket-drops").len(), rows(&document, "receive-buffer-full").len()), (0, 0));
     assert_eq!(document["schema"], "manylane.doctor.v1");
-    // What softnet lost on this machine is no fault of this namespace.
+    // The softnet drops of this machine are not those of this namespace.
     let bad = document["rows"].as_array().unwrap().iter().any(|row| row["severity"] != "note");
     assert_eq!(code, i32::from(bad));
 
@@ -87,7 +84,7 @@ fn netns_doctor_names_the_dropping_socket_and_its_count() {
             sender.send_to(b"0123456789", addr).unwrap();
         }
     });
-    // Each one is either here or lost, sooner or later.
+    // Each datagram is either received or lost in the end.
     socket.set_nonblocking(true).unwrap();
     let (start, mut received) = (Instant::now(), 0);
     let lost = loop {
@@ -104,11 +101,10 @@ fn netns_doctor_names_the_dropping_socket_and_its_count() {
 
     let port = addr.port().to_string();
     for words in [&["doctor"][..], &["doctor", "--port", &port]] {
-        // What another test is just starting has copies of all descriptors until it runs its own
-        // program.
+        // A child that another test is starting has copies of all descriptors until its exec.
         let is_copied = |document: &Value| {
             let row = rows(document, "socket-drops").first().map(|row| row["seen"].to_string());
-            row.is_some_and(|seen| seen.contains(" processes, among them "))
+            row.is_some_and(|seen| seen.contains(" processes, including "))
         };
         let (mut document, mut code) = json(host, words);
         while is_copied(&document) && start.elapsed() < TEST_TIMEOUT {
@@ -119,19 +115,19 @@ fn netns_doctor_names_the_dropping_socket_and_its_count() {
         assert_eq!(row["subject"], addr.to_string());
         let seen = row["seen"].as_str().unwrap();
         assert!(seen.contains(&format!("process {} (", std::process::id())), "{seen}");
-        // All of it has a name.
+        // All losses belong to this socket, so that none is left for the host.
         assert!(rows(&document, "receive-buffer-full").is_empty());
         assert_eq!(document["facts"]["losses"]["udp4"]["receive_buffer"].as_u64(), Some(lost));
     }
     let output = run(host, &["doctor"]);
     let text = stdout(&output);
-    // A line may end anywhere within it.
+    // A line may end at any byte of it.
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(output.status.code() == Some(1) && words.contains(&format!("lost {lost} datagrams")), "{text}");
-    // Nothing is lost any more, and what was is over.
+    // No more losses: those before are over.
     let (document, _) = json(host, &["doctor", "--duration", "10ms"]);
     assert!(rows(&document, "socket-drops").is_empty());
-    // Of a socket that is gone, the number stays.
+    // The count of a closed socket stays.
     drop(socket);
     let (document, code) = json(host, &["doctor"]);
     let [row] = rows(&document, "receive-buffer-full")[..] else { panic!("{document}") };
@@ -164,12 +160,12 @@ fn netns_doctor_counts_threads_that_share_a_socket() {
             });
         }
         for _ in 0..3 {
-            wait_for(told.recv().unwrap(), BlockedOn::Receive(fd));
+            wait_until_blocked(told.recv().unwrap(), BlockedOn::Receive(fd));
         }
         let (seen, code) = shared();
         let seen = seen.unwrap();
         assert!(seen.contains("3 threads of 1 process wait") && code == 1, "{seen}");
-        // By the process, too; and what lanes would change.
+        // With a process id, too, and with the command that would give it lanes.
         let (document, _) = json(host, &["doctor", "--pid", &std::process::id().to_string()]);
         let found = rows(&document, "socket-shared");
         let row = found.iter().find(|row| row["subject"] == addr.to_string()).unwrap();
@@ -184,15 +180,12 @@ fn netns_doctor_counts_threads_that_share_a_socket() {
     assert_eq!(shared().0, None);
 }
 
-/// Waits until a thread of this process waits for it.
-fn wait_for(thread: i32, what: BlockedOn) {
-    let start = Instant::now();
-    while parse_blocked_on(&fs::read_to_string(format!("/proc/self/task/{thread}/syscall")).unwrap())
-        != Some(what)
-    {
-        assert!(start.elapsed() < TEST_TIMEOUT);
-        thread::yield_now();
-    }
+/// Waits until this process's thread `thread` is blocked on `what`.
+#[track_caller]
+fn wait_until_blocked(thread: i32, on: BlockedOn) {
+    let path = format!("/proc/self/task/{thread}/syscall");
+    let read = || parse_blocked_on(&fs::read_to_string(&path).unwrap());
+    wait_for("a thread to block", read, |found| *found == Some(on));
 }
 
 #[test]
@@ -250,7 +243,7 @@ fn loopback_doctor_has_exit_codes() {
     };
     assert_eq!(code(&["doctor", "--pid", "x"]).0, 2);
     assert_eq!(code(&["doctor", "--duration", "-1"]).0, 2);
-    // Above what the kernel gives, and one that has ended.
+    // More than the kernel's limit, and a process that has ended.
     let mut ended = Command::new("true").spawn().unwrap();
     ended.wait().unwrap();
     for pid in ["4194304".to_owned(), u32::MAX.to_string(), ended.id().to_string()] {
@@ -292,7 +285,7 @@ fn netns_tune_applies_and_reverts() {
         let output = run(host, &[&["tune", "--state", &state], words].concat());
         (stdout(&output), output.status.code().unwrap())
     };
-    // Only shown.
+    // Only shown, not applied.
     for words in [&["--dry-run", "gro-off"][..], &["--dry-run", "--all"], &[]] {
         let (said, code) = tune(words);
         assert!(said.contains("gro-off:link0: rx-gro of link0: off -> on") && code == 0, "{said}");
@@ -301,12 +294,12 @@ fn netns_tune_applies_and_reverts() {
     let (said, code) = tune(&["gro-off:link0"]);
     assert!(said.contains("off -> on") && said.contains("--undo") && code == 0, "{said}");
     assert!(gro(host));
-    // Again: there is nothing to do.
+    // A second time there is nothing to change.
     let (said, code) = tune(&["gro-off"]);
     assert!(said.contains("nothing to do") && code == 0 && gro(host), "{said}");
     let (said, _) = tune(&[]);
-    assert!(said.contains("changed before: gro-off:link0: rx-gro of link0: off -> on"), "{said}");
-    // From another host it is left alone.
+    assert!(said.contains("changed earlier: gro-off:link0: rx-gro of link0: off -> on"), "{said}");
+    // From another host, the device is left alone.
     let (document, code) = json(testbed.host(1), &["tune", "--undo", "--state", &state]);
     assert_eq!((&document["rows"][0]["outcome"], code), (&"elsewhere".into(), 1));
     assert!(gro(host));
@@ -316,7 +309,7 @@ fn netns_tune_applies_and_reverts() {
     assert_eq!((&document["rows"][0]["outcome"], code), (&"done".into(), 0));
     assert!(!gro(host));
     let (said, code) = tune(&["--undo"]);
-    assert!(said.contains("nothing to take back") && code == 0 && !gro(host), "{said}");
+    assert!(said.contains("nothing to revert") && code == 0 && !gro(host), "{said}");
 }
 
 #[test]
@@ -331,7 +324,7 @@ fn netns_tune_reverts_after_a_crash() {
         host.set_gro(0, false).unwrap();
         let output = run(host, &["tune", "--state", &state, "gro-off"]);
         assert_eq!(output.status.code(), Some(0));
-        // As it is on the disk before it is known that the change was made.
+        // The journal on disk, before it is known whether the change was made.
         let text = fs::read_to_string(&state).unwrap();
         let mut journal: Value = serde_json::from_str(&text).unwrap();
         journal["entries"][0]["intent"] = journal["entries"][0]["after"].take();
@@ -375,7 +368,7 @@ fn netns_tune_keeps_settings_that_others_changed() {
     assert!(document["rows"][0]["why"].as_str().unwrap().contains("left alone"));
     assert_eq!(rps(), serde_json::json!([1]));
     assert_eq!(tune(&["--undo"]).1, 0);
-    // And without somebody else, it goes back to what it was.
+    // If no one else changed the setting, undo restores it.
     write("0");
     assert_eq!(tune(&["one-queue:link0"]).1, 0);
     assert_eq!(tune(&["--undo"]).1, 0);
@@ -391,7 +384,7 @@ fn netns_tune_keeps_remote_sessions() {
     let testbed = one_host(4);
     let host = testbed.host(0);
     let state = state("guard");
-    let queues = || host.run(|| device::receive_queues("link0")).unwrap();
+    let queues = || host.run(|| device::queues("link0")).unwrap().receive;
     let tune = |words: &[&str]| json(host, &[&["tune", "--state", &state], words].concat());
     host.run(|| set_queues("link0", 1, 1)).unwrap();
     host.ip_batch(&format!("route add default via {}\n", testbed.host(1).ip4(0))).unwrap();
@@ -406,7 +399,7 @@ fn netns_tune_keeps_remote_sessions() {
     assert_eq!((&document["rows"][0]["outcome"], code), (&"done".into(), 0));
     let most = manylane_measure::machine::online_cpus().len().min(4) as u32;
     assert_eq!(queues(), most);
-    // Taking it back is a change like any other.
+    // Undoing is a change like any other.
     let (document, code) = tune(&["--undo", "queues-unused"]);
     assert_eq!((&document["rows"][0]["outcome"], code, queues()), (&"refused".into(), 1, most));
     host.ip_batch("route del default\n").unwrap();
@@ -422,7 +415,7 @@ fn netns_tune_names_the_session_at_risk() {
     let testbed = one_host(4);
     let host = testbed.host(0);
     host.run(|| set_queues("link0", 1, 1)).unwrap();
-    // A session with the port of ssh here.
+    // A session with the ssh port of this host.
     let listener = host.run(|| std::net::TcpListener::bind((host.ip4(0), 22)).unwrap());
     let addr: SocketAddr = listener.local_addr().unwrap();
     let client = testbed.host(1).run(|| std::net::TcpStream::connect(addr).unwrap());
@@ -430,7 +423,7 @@ fn netns_tune_names_the_session_at_risk() {
     let (document, code) = json(host, &["tune", "queues-unused", "--state", &state("ssh")]);
     let why = document["rows"][0]["why"].as_str().unwrap();
     assert!(code == 1 && why.contains("ssh session") && why.contains(&peer.ip().to_string()), "{why}");
-    assert_eq!(host.run(|| device::receive_queues("link0")).unwrap(), 1);
+    assert_eq!(host.run(|| device::queues("link0")).unwrap().receive, 1);
     drop(client);
 }
 
@@ -441,17 +434,17 @@ fn netns_tune_reports_settings_without_permission() {
     }
     let testbed = one_host(1);
     let host = testbed.host(0);
-    // A socket with the system's buffer that was too small: that is a setting of the machine, not
+    // A socket with the default buffer, which was too small: that is a setting of the machine, not
     // of a namespace.
     let socket = host.run(|| UdpSocket::bind((host.ip4(0), 0)).unwrap());
     let addr = socket.local_addr().unwrap();
     host.run(|| {
         let sender = UdpSocket::bind("0.0.0.0:0").unwrap();
-        let start = Instant::now();
-        while sock::queue_state(socket.as_fd()).unwrap().drops == 0 {
-            sender.send_to(&[0; 1000], addr).unwrap();
-            assert!(start.elapsed() < TEST_TIMEOUT);
-        }
+        let send = || {
+            (0..16).for_each(|_| _ = sender.send_to(&[0; 1000], addr).unwrap());
+            sock::queue_state(socket.as_fd()).unwrap()
+        };
+        wait_for("a dropped datagram", send, |queue| queue.drops > 0);
     });
     let (document, _) = json(host, &["doctor"]);
     let [row] = rows(&document, "socket-drops")[..] else { panic!("{document}") };
@@ -500,14 +493,14 @@ fn loopback_doctor_reports_programs_that_cannot_be_preloaded() {
         let found = rows(&document, "beyond-reach");
         assert_eq!(found.len(), usize::from(is_beyond), "{document}");
         assert!(found.iter().all(|row| row["seen"].as_str().unwrap().contains("statically linked")));
-        // One thread of one process: nothing is shared.
+        // One thread of one process: no socket is shared.
         assert!(rows(&document, "socket-shared").is_empty());
         drop(child.stdin.take());
         assert!(child.wait().unwrap().success());
     }
 }
 
-/// Ends with this value.
+/// The server is killed on drop.
 struct Server(std::process::Child);
 
 impl Drop for Server {
@@ -548,8 +541,8 @@ fn netns_doctor_sees_where_lanes_run_and_how_they_wait() {
     };
     let lane = &document["facts"]["lanes"][0];
     assert_eq!((lane["pid"].as_u64(), &lane["wait"]), (Some(server.0.id().into()), &"adaptive".into()));
-    // Whether its CPU is woken late is the machine's affair; if so, it is wrong, about that
-    // one alone, and only by name.
+    // Whether its CPU wakes up late depends on the machine. If it does, the finding concerns that
+    // CPU alone, and tune changes it only when named.
     let limit = || document["facts"]["cpu"]["idle"][cpu.to_string()]["limit"].as_str();
     let late = rows(&document, "idle-leaves-late");
     if skip::need_unless_forced(

@@ -1,4 +1,4 @@
-//! `manylane echo` with engine `xdp`, in a testbed: devices that are named, VLANs.
+//! `manylane echo` with engine `xdp` in a testbed: named devices, and VLANs.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::{SocketAddr, UdpSocket};
@@ -16,7 +16,7 @@ use serde_json::Value;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_manylane");
 
-/// The program while it runs; killed when the test fails.
+/// The running program; killed when the test fails.
 struct Running(Child);
 
 impl Drop for Running {
@@ -36,10 +36,10 @@ fn netns_echo_answers_on_the_configured_vlans() {
     let (a, b) = (testbed.host(0), testbed.host(1));
     let addr = format!("{}:0", b.ip4(0));
     let mut command = b.command(PROGRAM).unwrap();
-    // Engine auto, which takes xdp on a device that is named.
+    // Engine auto, which selects xdp on a named device.
     command.args(["echo", &addr, "--lanes", "2", "--interface", b.device(0), "--json", "--interval", "0"]);
     command.args(["--xdp-vlan", "5", "--xdp-vlan", "100.5", "--wait", "busy-poll"]);
-    // Each reply is to be a frame of its own, those that leave through the kernel, too.
+    // Each reply must be a frame of its own, even those that leave through the kernel.
     command.args(["--gso", "off"]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut running = Running(command.spawn().unwrap());
@@ -51,7 +51,7 @@ fn netns_echo_answers_on_the_configured_vlans() {
     assert!(how.starts_with("2 lanes, engine xdp (queues link0:0 link0:1), "), "{how}");
     thread::spawn(move || lines.for_each(drop));
 
-    // Held, so that nobody answers the replies by ICMP.
+    // Kept open, so that the kernel does not answer replies with ICMP.
     let held = a.run(|| UdpSocket::bind((a.ip4(0), 0))).unwrap();
     let from = held.local_addr().unwrap();
     let socket = a.run(|| PacketSocket::listen(a.device_index(0).unwrap())).unwrap();

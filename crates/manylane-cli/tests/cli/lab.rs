@@ -1,6 +1,6 @@
-//! `manylane lab` from outside: what each paper's rows are, and that a run which was stopped or
-//! killed goes on. Some tests take 5 to 15 s: a part measures every receiver, and four of them are
-//! the fewest that a run can be interrupted between.
+//! `manylane lab` from outside: the rows of each paper, and that a run continues after it was
+//! stopped or killed. Some tests take 5 to 15 s: a part measures every receiver, and a run needs at
+//! least four parts to be interrupted between them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -28,7 +28,7 @@ fn lab_lists_papers_and_rejects_unknown_ones() {
     assert_eq!(lab(&["nobody"], &out).output().unwrap().status.code(), Some(2));
     let no_part = lab(&["rivera", "--only", "nothing-like-that"], &out).output().unwrap();
     assert_eq!(no_part.status.code(), Some(1));
-    assert!(stderr(&no_part).contains("no such part"), "{}", stderr(&no_part));
+    assert!(stderr(&no_part).contains("unknown part"), "{}", stderr(&no_part));
     assert!(!out.exists(), "a state was created");
 }
 
@@ -37,7 +37,7 @@ fn loopback_rivera_every_unit_is_counted() {
     let words = ["rivera", "--quick", "--rounds", "2", "--units", "700", "--only", "/2-readers"];
     let rows = rows("lab-rivera", &words);
     assert_eq!(in_table(&rows, "figure 2").len(), 7);
-    assert_eq!(in_table(&rows, "figure 2, processor time").len(), 7);
+    assert_eq!(in_table(&rows, "figure 2, CPU time").len(), 7);
     assert_eq!(in_table(&rows, "figure 4").len(), 5);
     for row in in_table(&rows, "figure 2").iter().chain(&in_table(&rows, "figure 4")) {
         let device = row["line"].as_str().unwrap().starts_with("lane/xdp");
@@ -53,7 +53,7 @@ fn loopback_rivera_every_unit_is_counted() {
     }
     for table in ["table I", "table II"] {
         let own = in_table(&rows, table);
-        // Root sees waits; nobody sees how long locks are held.
+        // Root sees contentions; hold times are not available.
         assert!(own.iter().any(|row| row["column"] == "contentions"), "{table}");
     }
 }
@@ -99,7 +99,7 @@ fn sarma_costs_have_a_figure_or_a_reason() {
 fn loopback_orlowsky_every_message_is_taken() {
     let rows = rows("lab-orlowsky", &["orlowsky", "--quick", "--rounds", "1", "--only", "local/64-bytes"]);
     let own = in_table(&rows, "local experiment");
-    // Five ways, three numbers of messages; three numbers that no call takes.
+    // Five methods with three numbers of messages per call, and three numbers above the maximum.
     assert_eq!((own.len(), rows.len()), (18, 18));
     let too_many =
         own.iter().filter(|row| row["why_not"].as_str().is_some_and(|why| why.contains("UIO_MAXIOV")));
@@ -178,17 +178,17 @@ fn a_killed_run_is_resumed() {
     let before = fs::read_to_string(&state).unwrap();
     let done = parts_done(&state);
     assert!((1..PARTS).contains(&done), "{done} parts");
-    // Other settings are another run.
+    // Other settings make another run.
     let file = state.to_str().unwrap();
     let other = lab(&["rivera", "--quick", "--resume", file], &out).output().unwrap();
     assert_eq!(other.status.code(), Some(1));
     assert!(stderr(&other).contains("other settings"), "{}", stderr(&other));
     let other = lab(&["sarma", "--quick", "--resume", file], &out).output().unwrap();
-    assert!(stderr(&other).contains("is of rivera, not of sarma"), "{}", stderr(&other));
+    assert!(stderr(&other).contains("a run of rivera, not of sarma"), "{}", stderr(&other));
     let resumed = lab(&[&RUN[..], &["--resume", file, "--json"]].concat(), &out).output().unwrap();
     assert!(resumed.status.success(), "{}", stderr(&resumed));
     let after = fs::read_to_string(&state).unwrap();
-    // What was whole before is there still, byte by byte, and was not done again.
+    // What was complete before is unchanged, byte by byte, and was not repeated.
     let whole = &before[..=before.rfind('\n').unwrap()];
     assert!(after.starts_with(whole));
     assert_eq!(parts_done(&state), PARTS);
@@ -197,8 +197,7 @@ fn a_killed_run_is_resumed() {
     assert_eq!(places(resumed).len(), 20, "five receivers, four numbers of readers");
     for row in resumed.iter().filter(|row| row["value"].is_f64()) {
         assert_eq!(row["samples"].as_array().unwrap().len(), 1, "{row}");
-        // Nobody holds back what comes from the testbed's sender: on a busy machine, a ring may be
-        // full.
+        // The testbed's sender is not throttled: on a busy machine, a ring may be full.
         let least = if row["line"].as_str().unwrap().starts_with("lane/xdp") { 1 } else { 60_000 };
         assert!((least..=60_000).contains(&row["counts"]["delivered"].as_u64().unwrap()), "{row}");
     }
@@ -213,7 +212,7 @@ fn a_failed_part_is_retried() {
     assert!(first.status.success(), "{}", stderr(&first));
     let text = fs::read_to_string(&state).unwrap();
     let (head, part) = text.trim_end().split_once('\n').unwrap();
-    // As if it had failed as a whole.
+    // As if the part had failed as a whole.
     let mut part: Value = serde_json::from_str(part).unwrap();
     let mut row = part["rows"][0].clone();
     for (name, value) in [("table", "failed"), ("why_not", "the device was away"), ("column", "")] {
@@ -228,7 +227,7 @@ fn a_failed_part_is_retried() {
     let again = lab(&[&words[..], &["--resume", file, "--json"]].concat(), &out).output().unwrap();
     assert!(again.status.success(), "{}", stderr(&again));
     assert!(
-        stderr(&again).contains("0 parts are done already, 1 failed and are tried again"),
+        stderr(&again).contains("0 parts are already done, 1 failed and run again"),
         "{}",
         stderr(&again)
     );
@@ -236,9 +235,9 @@ fn a_failed_part_is_retried() {
     let rows = document["rows"].as_array().unwrap();
     assert_eq!(places(rows).len(), 5, "five receivers, and nothing that failed");
     assert!(fs::read_to_string(&state).unwrap().starts_with(&failed), "what was known is kept");
-    // Now there is nothing left to try.
+    // Now no part is left to retry.
     let none = lab(&[&words[..], &["--resume", file, "--json"]].concat(), &out).output().unwrap();
-    assert!(stderr(&none).contains("1 parts are done already\n"), "{}", stderr(&none));
+    assert!(stderr(&none).contains("1 parts are already done\n"), "{}", stderr(&none));
     assert_eq!(fs::read_to_string(&state).unwrap().lines().count(), 3);
     let document: Value = serde_json::from_slice(&none.stdout).unwrap();
     assert_eq!(document["rows"].as_array().unwrap(), rows);
@@ -254,6 +253,6 @@ fn an_interrupt_prints_how_to_resume() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     let told = stderr(&output);
-    assert!(told.contains("parts are done and kept") && told.contains("--resume"), "{told}");
+    assert!(told.contains("parts are done and saved") && told.contains("--resume"), "{told}");
     assert!(output.stdout.is_empty() && parts_done(&state) < PARTS);
 }

@@ -18,7 +18,7 @@ pub(crate) fn folder(name: &str) -> PathBuf {
     folder
 }
 
-/// The rows of a run that ends well.
+/// The rows of a run that succeeds.
 pub(crate) fn rows(name: &str, words: &[&str]) -> Vec<Value> {
     let out = folder(name);
     let done = lab(&[words, &["--json"]].concat(), &out).output().unwrap();
@@ -35,7 +35,7 @@ pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// Each row has a value or a reason; how many have which table.
+/// The rows of one table. Each row must have a value or a reason.
 pub(crate) fn in_table<'a>(rows: &'a [Value], table: &str) -> Vec<&'a Value> {
     let own: Vec<&Value> = rows.iter().filter(|row| row["table"] == table).collect();
     for row in &own {

@@ -1,14 +1,15 @@
-//! `manylane top` and `manylane limit` from outside: what they say of processes that run, and what
+//! `manylane top` and `manylane limit` from outside: what they show of running processes, and what
 //! they change there.
 
 use std::io::{BufRead, BufReader, ErrorKind};
 use std::net::{SocketAddr, UdpSocket};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use manylane::control::ControlSocket;
 use manylane::{Builder, Engine, probe};
+use manylane_sys::test_support::wait_for;
 use manylane_testbed::skip::Forced;
 use manylane_testbed::{Host, Layout, Testbed, skip};
 use serde_json::Value;
@@ -22,7 +23,7 @@ fn run(host: Option<&Host>, words: &[&str]) -> Output {
     command.args(words).stdin(Stdio::null()).output().unwrap()
 }
 
-/// What it prints when all is well.
+/// The output of a command that succeeds.
 fn run_ok(host: Option<&Host>, words: &[&str]) -> String {
     let output = run(host, words);
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
@@ -33,14 +34,14 @@ fn document(host: Option<&Host>, words: &[&str]) -> Value {
     serde_json::from_str(&run_ok(host, words)).unwrap()
 }
 
-/// What it complains of.
+/// The error output of a command that fails with exit code `code`.
 fn run_err(host: Option<&Host>, words: &[&str], code: i32) -> String {
     let output = run(host, words);
     assert_eq!(output.status.code(), Some(code), "{}", String::from_utf8_lossy(&output.stdout));
     String::from_utf8(output.stderr).unwrap()
 }
 
-/// A program that runs; killed when the test fails or ends.
+/// A running program; killed when the test fails or ends.
 struct Running {
     child: Child,
     addr: String,
@@ -58,8 +59,11 @@ impl Running {
         let addr = first.strip_prefix("listening on ").unwrap_or_else(|| panic!("{first}")).to_owned();
         thread::spawn(move || lines.for_each(drop));
         let running = Self { child, addr };
-        let look = ["top", &running.pid(), "--once", "--interval", "50ms"];
-        wait_until(|| String::from_utf8_lossy(&run(host, &look).stdout).contains(&running.addr));
+        let top = ["top", &running.pid(), "--once", "--interval", "50ms"];
+        let seen = || run(host, &top);
+        wait_for("the address in `top`", seen, |seen| {
+            String::from_utf8_lossy(&seen.stdout).contains(&running.addr)
+        });
         running
     }
 
@@ -76,14 +80,6 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.end();
-    }
-}
-
-fn wait_until(mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < TEST_TIMEOUT, "it does not come to that");
-        thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -122,17 +118,16 @@ fn loopback_top_shows_each_lane_of_engine_uring() {
 }
 
 fn check_top_lanes(engine: &str) {
-    // By default it is what the machine does with less.
+    // The engine is explicit, because the default depends on the machine.
     let mut echo = Running::echo(None, "127.0.0.1:0", &["--engine", engine]);
     let pid = echo.pid();
     let socket = client(&echo.addr);
     for _ in 0..100 {
         ping(&socket);
     }
-    let look = || document(None, &["top", &pid, "--json", "--interval", "50ms"]);
+    let top = || document(None, &["top", &pid, "--json", "--interval", "50ms"]);
     // A reply may be here before its lane has counted it.
-    wait_until(|| sum(&look(), "sent") == 100);
-    let seen = look();
+    let seen = wait_for("100 datagrams sent", top, |seen| sum(seen, "sent") == 100);
     assert_eq!((sum(&seen, "received"), sum(&seen, "sent")), (100, 100), "{seen}");
     assert_eq!(seen["schema"], "manylane.top.v1");
     let rows = seen["rows"].as_array().unwrap();
@@ -147,12 +142,12 @@ fn check_top_lanes(engine: &str) {
         assert_eq!((&row["queued_bytes"], &row["lost"]), (&0.into(), &serde_json::json!({})), "{row}");
         assert_eq!((&row["ring_frames"], &row["ring_entries"]), (&Value::Null, &Value::Null), "{row}");
     }
-    assert!(!seen["settings"]["cores"].as_array().unwrap().is_empty());
+    assert!(!seen["settings"]["cpus"].as_array().unwrap().is_empty());
     let text = run_ok(None, &["top", "--once", "--interval", "50ms"]);
     assert_eq!(text.lines().filter(|line| line.contains(&echo.addr)).count(), 2, "{text}");
     // Without a terminal there is nothing to draw on.
     assert!(run_err(None, &["top"], 2).contains("--once"));
-    // It holds nothing back, and says why.
+    // Only engine xdp has limits, and `limit` says so.
     assert!(run_err(None, &["limit", &pid, "--limit", "5"], 1).contains("engine xdp"));
     assert_eq!(run(None, &["limit", &pid, "--limit", "sideways"]).status.code(), Some(2));
     echo.end();
@@ -162,7 +157,7 @@ fn check_top_lanes(engine: &str) {
 
 #[test]
 fn loopback_control_socket_rejects_unmapped_uids() {
-    // In a user namespace that maps nobody all users have the number of its own.
+    // In a user namespace without a mapping, all users have the overflow uid.
     let name = "loopback_control_socket_rejects_unmapped_uids";
     let unshare = |words: &[&str]| {
         let mut command = Command::new("unshare");
@@ -179,11 +174,8 @@ fn loopback_control_socket_rejects_unmapped_uids() {
     let addr = lines.next().unwrap().unwrap();
     thread::spawn(move || lines.for_each(drop));
     let running = Running { child, addr };
-    let mut said = String::new();
-    wait_until(|| {
-        said = run_err(None, &["limit", &running.pid()], 1);
-        !said.contains("has no control socket")
-    });
+    let limit = || run_err(None, &["limit", &running.pid()], 1);
+    let said = wait_for("a control socket", limit, |said| !said.contains("has no control socket"));
     assert!(said.contains("only root and the user"), "{said}");
 }
 
@@ -195,11 +187,11 @@ fn netns_top_without_processes_says_so() {
     }
     let testbed = Testbed::new(&Layout::default()).unwrap();
     let text = run_ok(Some(testbed.host(0)), &["top", "--once", "--interval", "50ms"]);
-    assert!(text.starts_with("no process here shows lanes"), "{text}");
+    assert!(text.starts_with("no process with lanes in this"), "{text}");
 }
 
-/// What waits in the rings of a lane of the library behind its last batch, and for how much there
-/// is room; the lane is driven by hand, so that all of it is known.
+/// Fill level and room of the rings of a lane behind its last batch. The test drives the lane of
+/// the library by hand, so that all numbers are known.
 #[test]
 fn netns_xdp_top_shows_the_rings_of_a_lane_of_the_library() {
     const TEST: &str = "netns_xdp_top_shows_the_rings_of_a_lane_of_the_library";
@@ -216,9 +208,9 @@ fn netns_xdp_top_shows_the_rings_of_a_lane_of_the_library() {
         let (handle, control) = (socket.handle(), ControlSocket::open(&socket.handle()).unwrap());
         (socket.into_lanes(), handle, control)
     });
-    let look = || document(Some(b), &["top", "--json", "--interval", "50ms"])["rows"].clone();
+    let top = || document(Some(b), &["top", "--json", "--interval", "50ms"])["rows"].clone();
     let told = |received: u64, waiting: u64| {
-        let rows = look();
+        let rows = top();
         let [row] = rows.as_array().unwrap().as_slice() else { panic!("{rows}") };
         assert_eq!(
             (&row["socket"], &row["engine"], row["pid"].as_u64()),
@@ -236,32 +228,34 @@ fn netns_xdp_top_shows_the_rings_of_a_lane_of_the_library() {
     let socket = a.run(|| client(&addr));
     (0..SENT_DATAGRAMS).for_each(|_| assert_eq!(socket.send(b"wait").unwrap(), 4));
     let redirected = |all: u64| {
-        wait_until(|| {
-            handle.xdp_counts().iter().any(|(_, what, count)| *what == "redirected" && *count == all)
-        });
+        wait_for(
+            "all datagrams redirected",
+            || handle.xdp_counts(),
+            |counts| counts.iter().any(|(_, what, count)| *what == "redirected" && *count == all),
+        );
     };
     redirected(SENT_DATAGRAMS);
-    // A lane looks at its companion now and then, where nothing is.
-    wait_until(|| take() == 8);
+    // A lane polls its companion now and then, which has nothing queued.
+    wait_for("a full batch", &mut take, |len| *len == 8);
     told(8, 42);
     let text = run_ok(Some(b), &["top", "--once", "--interval", "50ms"]);
     assert!(text.lines().any(|line| line.contains(&addr) && line.contains(" 66% ")), "{text}");
     let mut taken = 8;
-    wait_until(|| {
+    let take_more = || {
         taken += take();
-        taken == SENT_DATAGRAMS as usize
-    });
+        taken
+    };
+    wait_for("all datagrams", take_more, |taken| *taken == SENT_DATAGRAMS as usize);
     told(SENT_DATAGRAMS, 0);
     let text = run_ok(Some(b), &["top", "--once", "--interval", "50ms"]);
     assert!(text.lines().any(|line| line.contains(&addr) && line.contains(" 0% ")), "{text}");
-    // What finds no room is a loss, and the ring is as full as it can be. The last batch gives its
-    // frames back first.
+    // Frames without room are lost, and the ring is full. The last batch returns its frames first.
     assert_eq!(take(), 0);
     (0..100).for_each(|_| assert_eq!(socket.send(b"drop").unwrap(), 4));
     redirected(SENT_DATAGRAMS + 100);
     assert_eq!(handle.counters().total().xsk_dropped, 100 - 64);
-    wait_until(|| take() == 8);
-    let rows = look();
+    wait_for("a full batch", &mut take, |len| *len == 8);
+    let rows = top();
     let row = &rows[0];
     assert_eq!(
         (row["received"].as_u64(), row["ring_frames"].as_u64(), &row["lost"]),
@@ -270,7 +264,7 @@ fn netns_xdp_top_shows_the_rings_of_a_lane_of_the_library() {
     );
 }
 
-/// Limits from the start and changed from outside, of a process in another network namespace.
+/// Limits from the start, and changed from outside, of a process in another network namespace.
 #[test]
 fn netns_xdp_limits_of_echo_change_from_outside() {
     const TEST: &str = "netns_xdp_limits_of_echo_change_from_outside";
@@ -294,7 +288,7 @@ fn netns_xdp_limits_of_echo_change_from_outside() {
     for _ in 0..7 {
         socket.send(b"too much").unwrap();
     }
-    wait_until(|| limits(&[])["limited"] == 7);
+    wait_for("7 limited datagrams", || limits(&[]), |row| row["limited"] == 7);
     let own = format!("{}/32", a.ip4(0));
     let now = limits(&["--allow", &own, "--forget", "203.0.113.0/24"]);
     assert_eq!(
@@ -308,8 +302,8 @@ fn netns_xdp_limits_of_echo_change_from_outside() {
     for _ in 0..3 {
         socket.send(b"denied").unwrap();
     }
-    wait_until(|| limits(&[])["denied"] == 3);
-    // All of it, or nothing.
+    wait_for("3 denied datagrams", || limits(&[]), |row| row["denied"] == 3);
+    // All of it or nothing is changed.
     let many = ["limit", &pid, "--limit", "1", "--limit", "2", "--limit", "3", "--forget", &own];
     assert!(run_err(None, &many, 1).contains("at most 2"));
     let text = run_ok(None, &["limit", &pid]);
@@ -324,7 +318,7 @@ fn netns_xdp_limits_of_echo_change_from_outside() {
     ping(&socket);
 }
 
-/// The launcher holds back what the program is not to be bothered with.
+/// The launcher drops what the program must not be flooded with.
 #[test]
 fn netns_xdp_limits_of_programs_that_are_run() {
     const TEST: &str = "netns_xdp_limits_of_programs_that_are_run";
@@ -359,20 +353,22 @@ fn netns_xdp_limits_of_programs_that_are_run() {
     let pid = running.pid();
     let socket = a.run(|| client(&addr));
     let shown = || document(Some(b), &["top", &pid, "--json", "--interval", "50ms"]);
-    // The queues come when the receiver has come back.
+    // The queues are opened once the receiver has received twice.
     let mut asked = 0;
-    wait_until(|| {
+    let ask = || {
         ping(&socket);
         asked += 1;
-        asked > 20 && run_ok(Some(b), &["limit", &pid]).contains("deny    203.0.113.0/24")
-    });
-    wait_until(|| sum(&shown(), "received") == asked);
+        (asked, run_ok(Some(b), &["limit", &pid]))
+    };
+    wait_for("the rule", ask, |(asked, limits)| *asked > 20 && limits.contains("deny    203.0.113.0/24"));
+    wait_for("all requests counted", shown, |seen| sum(seen, "received") == asked);
     let own = a.ip4(0).to_string();
     run_ok(None, &["limit", &pid, "--deny", &own]);
     for _ in 0..9 {
         socket.send(b"denied").unwrap();
     }
-    wait_until(|| document(None, &["limit", &pid, "--json"])["rows"][0]["denied"] == 9);
+    let limits = || document(None, &["limit", &pid, "--json"]);
+    wait_for("9 denied datagrams", limits, |seen| seen["rows"][0]["denied"] == 9);
     assert_eq!(sum(&shown(), "received"), asked);
     run_ok(None, &["limit", &pid, "--forget", &own]);
     ping(&socket);
@@ -381,7 +377,8 @@ fn netns_xdp_limits_of_programs_that_are_run() {
     assert!(run_err(None, &wrong, 125).contains("--engine xdp"));
 }
 
-/// Without names, no device is taken that somebody else may need, and each is told why.
+/// Without names, no device is attached that another program may need, and a reason is given for
+/// each.
 #[test]
 fn netns_xdp_unlisted_devices_are_not_attached() {
     const TEST: &str = "netns_xdp_unlisted_devices_are_not_attached";
@@ -405,9 +402,9 @@ fn netns_xdp_unlisted_devices_are_not_attached() {
     let output = run(&["--interface", b.device(0)]);
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{text}");
-    let warning = format!("the program may send any frame by {}, past the firewall", b.device(0));
+    let warning = format!("the program can send any frame through {}, past the firewall", b.device(0));
     assert_eq!(text.matches(&warning).count(), 1, "{text}");
-    // Another kind of Ethernet device, if this kernel has one that is easily made.
+    // Another kind of Ethernet device, if this kernel can easily create one.
     let made =
         b.ip_batch("link add card0 type ifb\nlink set dev card0 up\naddress add 169.254.7.7/16 dev card0\n");
     if !skip::need_unless_forced(
@@ -418,7 +415,7 @@ fn netns_xdp_unlisted_devices_are_not_attached() {
     ) {
         return;
     }
-    refused("card0: it has link-local addresses only");
+    refused("card0: it only has link-local addresses");
     b.set_sysctl("net.ipv4.conf.card0.rp_filter", "1").unwrap();
     b.ip_batch("address add 10.77.0.1/24 dev card0\n").unwrap();
     refused("card0: net.ipv4.conf.card0.rp_filter is 1");
@@ -426,7 +423,9 @@ fn netns_xdp_unlisted_devices_are_not_attached() {
         b.set_sysctl(&format!("net.ipv4.conf.{conf}.rp_filter"), "0").unwrap();
     }
     b.ip_batch("route add default dev card0\n").unwrap();
-    refused("card0: an XDP program may take the link down for a moment, and the default route leaves by it");
+    refused(
+        "card0: attaching an XDP program may take the link down for a moment, and the default route uses it",
+    );
     b.ip_batch("route del default dev card0\n").unwrap();
-    refused("card0: its driver takes no XDP program");
+    refused("card0: its driver accepts no XDP program");
 }

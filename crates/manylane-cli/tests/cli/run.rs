@@ -1,5 +1,5 @@
-//! `manylane run` from outside: how it starts programs, stands for them and ends; what it says of
-//! those beyond reach. No traffic here.
+//! `manylane run` from outside: how it starts programs, passes on signals, and ends; what it
+//! reports of programs that cannot be preloaded. Without traffic.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Lines, Read, Write};
@@ -7,26 +7,18 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
-use std::thread;
-use std::time::Duration;
 
 use manylane_sys::process;
+use manylane_sys::test_support::wait_for;
 use manylane_testbed::skip;
 use serde_json::Value;
 
+use crate::program::{stderr, stdout};
+
 const PROGRAM: &str = env!("CARGO_BIN_EXE_manylane");
-const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 fn run(words: &[&str]) -> Output {
     Command::new(PROGRAM).arg("run").args(words).stdin(Stdio::null()).output().unwrap()
-}
-
-fn stdout(output: &Output) -> String {
-    String::from_utf8(output.stdout.clone()).unwrap()
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).unwrap()
 }
 
 /// An empty folder of its own.
@@ -37,19 +29,7 @@ fn folder(name: &str) -> PathBuf {
     folder
 }
 
-/// Waits until `is` holds.
-fn wait_for(what: &str, mut is: impl FnMut() -> bool) {
-    // Counted in sleeps: a machine may stand still.
-    for _ in 0..TEST_TIMEOUT.as_millis() / 2 {
-        if is() {
-            return;
-        }
-        thread::sleep(Duration::from_millis(2));
-    }
-    panic!("waited in vain: {what}");
-}
-
-/// `manylane run` in a process group of its own, as a shell starts it; the group is killed when the
+/// `manylane run` in a process group of its own, as a shell starts it. The group is killed when the
 /// test fails.
 struct Running {
     child: Child,
@@ -74,12 +54,7 @@ impl Running {
     }
 
     fn wait(&mut self) -> ExitStatus {
-        let mut status = None;
-        wait_for("the end", || {
-            status = self.child.try_wait().unwrap();
-            status.is_some()
-        });
-        status.unwrap()
+        wait_for("the end of `run`", || self.child.try_wait().unwrap(), Option::is_some).unwrap()
     }
 }
 
@@ -91,8 +66,8 @@ impl Drop for Running {
     }
 }
 
-/// The letter that the kernel has for what a process does: T is stopped. None if there is no such
-/// process, or if it has ended and nobody has noticed.
+/// The state of a process in `/proc`: T is stopped. None if there is no such process, or if it is a
+/// zombie.
 fn state(pid: i32) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(") ")?.1.chars().next().filter(|state| *state != 'Z')
@@ -133,7 +108,7 @@ fn run_failures_have_the_exit_codes_of_shells() {
     let output =
         Command::new(PROGRAM).args(["run", "true"]).env("MANYLANE_PRELOAD", "/no.so").output().unwrap();
     assert_eq!(output.status.code(), Some(125));
-    assert!(stderr(&output).contains("MANYLANE_PRELOAD names /no.so"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("MANYLANE_PRELOAD is /no.so"), "{}", stderr(&output));
 }
 
 #[test]
@@ -154,7 +129,7 @@ fn run_passes_on_stdio_and_environment() {
     assert_eq!(rest, "3|53|70|mmsg|key 0:8|zero|--one");
     assert_eq!(input, fs::read_to_string("/etc/hostname").unwrap());
     assert!(stderr(&output).contains("problem\n"), "{}", stderr(&output));
-    // The name that it was called by, which programs act upon.
+    // The name that it was started by, on which the behaviour of some programs depends.
     let output = run(&["--quiet", "--", "sh", "-c", "tr '\\0' ' ' </proc/$$/cmdline"]);
     assert!(stdout(&output).starts_with("sh -c "), "{}", stdout(&output));
 }
@@ -185,7 +160,7 @@ fn run_finds_the_installed_library() {
     assert!(stderr(&output).contains("make install"), "{}", stderr(&output));
 }
 
-/// Says the name of each signal that it gets, and ends by TERM with 5.
+/// Prints the name of each signal that it receives, and exits with 5 after TERM.
 const LISTENER: &str = r#"
 for name in HUP INT QUIT USR1 USR2 ALRM WINCH CONT TSTP TTIN TTOU; do trap "echo $name" $name; done
 trap "echo TERM; exit 5" TERM
@@ -194,7 +169,7 @@ while :; do sleep 0.01; done"#;
 
 #[test]
 fn run_forwards_signals_once() {
-    // Not sh: that one tells of no signal while it waits for a child, and may miss one of two.
+    // Not sh, which handles no signal while it waits for a child, and may merge two signals.
     let mut running = Running::start(&["--", "bash", "-c", LISTENER]);
     let program: i32 = running.line().parse().unwrap();
     assert_ne!(program, running.pid());
@@ -223,7 +198,7 @@ fn run_delivers_group_signals_once() {
         echo $count"#;
     let mut running = Running::start(&["--", "bash", "-c", script]);
     assert_eq!(running.line(), "1");
-    // Its children, which have died by it, do not matter.
+    // Its children, killed by the same signal, do not matter.
     assert_eq!(running.wait().code(), Some(0));
 }
 
@@ -232,24 +207,25 @@ fn run_stops_and_continues_with_its_program() {
     let mut running = Running::start(&["--", "sh", "-c", "echo $$; exec sleep 60"]);
     let (launcher, program): (i32, i32) = (running.pid(), running.line().parse().unwrap());
     let both = |wanted: char| {
-        wait_for(&format!("both are {wanted}"), || [launcher, program].map(state) == [Some(wanted); 2]);
+        let states = || [launcher, program].map(state);
+        wait_for(&format!("both in state {wanted}"), states, |states| *states == [Some(wanted); 2]);
     };
     for _ in 0..3 {
-        // As Ctrl-Z and fg do it: to the group.
+        // To the process group, as Ctrl-Z and fg do it.
         process::send_signal(-launcher, 20).unwrap();
         both('T');
         process::send_signal(-launcher, 18).unwrap();
         both('S');
-        // By somebody who knows of the first process only.
+        // To the launcher alone.
         process::send_signal(launcher, 20).unwrap();
         both('T');
         process::send_signal(launcher, 18).unwrap();
         both('S');
     }
-    // Whoever stops the program itself by force means that one.
+    // SIGSTOP to the program stops only the program.
     process::send_signal(program, 19).unwrap();
-    wait_for("the program has stopped", || state(program) == Some('T'));
-    wait_for("the launcher waits", || state(launcher) == Some('S'));
+    wait_for("the program to stop", || state(program), |state| *state == Some('T'));
+    wait_for("the launcher to sleep", || state(launcher), |state| *state == Some('S'));
     process::send_signal(launcher, 18).unwrap();
     both('S');
     process::send_signal(launcher, 15).unwrap();
@@ -261,7 +237,7 @@ fn killing_the_launcher_kills_the_program() {
     let mut running = Running::start(&["--", "sh", "-c", "echo $$; exec sleep 60"]);
     let program: i32 = running.line().parse().unwrap();
     running.child.kill().unwrap();
-    wait_for("the program has ended", || state(program).is_none());
+    wait_for("the program to end", || state(program), Option::is_none);
 }
 
 #[test]
@@ -286,9 +262,9 @@ fn run_leaves_or_follows_daemons() {
 
     let mut running = Running::start(&["--follow", "--", "sh", "-c", script]);
     let left: i32 = running.line().parse().unwrap();
-    // Before its end was noticed, the program would get the signal.
+    // Until its end has been noticed, the signal would go to the program.
     let program = PathBuf::from(format!("/proc/{}", running.line()));
-    wait_for("the end of the program is noticed", || !program.exists());
+    wait_for("the end of the program to be noticed", || program.exists(), |exists| !exists);
     process::send_signal(running.pid(), 15).unwrap();
     assert_eq!(running.wait().signal(), Some(15));
     assert!(state(left).is_none());
@@ -299,7 +275,7 @@ fn a_signal_ends_run_while_its_report_has_no_reader() {
     let fifo = folder("run-fifo").join("fifo");
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     let mut running = Running::start(&["--json", fifo.to_str().unwrap(), "--", "true"]);
-    wait_for("it sleeps", || state(running.pid()) == Some('S'));
+    wait_for("`run` to sleep", || state(running.pid()), |state| *state == Some('S'));
     process::send_signal(running.pid(), 2).unwrap();
     assert_eq!(running.wait().signal(), Some(2));
 }
@@ -331,7 +307,7 @@ fn run_writes_a_json_report() {
 
 #[test]
 fn programs_cannot_truncate_the_report() {
-    // With the path, and with the descriptor that is inherited.
+    // By path, and by the inherited descriptor.
     let script = r#"
         test -e "$MANYLANE_REPORT" && test -e "/proc/self/fd/${MANYLANE_REPORT##*/}" || exit 9
         (: >"$MANYLANE_REPORT") 2>&- && exit 8
@@ -340,10 +316,10 @@ fn programs_cannot_truncate_the_report() {
         exit 0"#;
     let output = run(&["--", "sh", "-c", script]);
     assert_eq!(output.status.code(), Some(0), "{:?}: {}", output.status, stderr(&output));
-    assert!(stderr(&output).contains("no UDP socket was received on"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("no thread received on a UDP socket"), "{}", stderr(&output));
 }
 
-/// Runs a program that waits until it is told to end, and has it end when standard error has a line
+/// Runs a program that waits until it is told to end, and ends it once standard error has a line
 /// with `wanted`.
 fn wait_for_stderr(wanted: &str, options: &[&str], variables: &[(&str, &str)]) -> String {
     let mut command = Command::new(PROGRAM);
@@ -364,7 +340,7 @@ fn wait_for_stderr(wanted: &str, options: &[&str], variables: &[(&str, &str)]) -
 #[test]
 fn run_logs_events_while_the_program_runs() {
     let said = wait_for_stderr("no lanes, 0/s received, 0/s sent", &["--interval=20ms"], &[]);
-    assert!(said.ends_with("no UDP socket was received on"), "{said}");
+    assert!(said.ends_with("no thread received on a UDP socket"), "{said}");
 }
 
 #[test]
@@ -377,7 +353,7 @@ fn metrics_are_served_while_it_runs_and_signals_stay_the_launchers() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // Waiting for a child closes what is in it: the script would then end by that.
+    // Kept open: `wait` closes the pipe, which would end the script.
     let input = child.stdin.take();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
     let at = lines.find_map(|line| Some(line.strip_prefix("metrics at http://")?.to_owned())).unwrap();
@@ -396,17 +372,18 @@ fn metrics_are_served_while_it_runs_and_signals_stay_the_launchers() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = listener.local_addr().unwrap().to_string();
     let output = run(&["--metrics", &taken, "--", "sh", "-c", "echo started"]);
-    // What is in the way is told before anything is started.
+    // Obstacles are reported before anything is started.
     assert_eq!((output.status.code(), stdout(&output)), (Some(125), String::new()));
     assert!(stderr(&output).contains(&taken), "{}", stderr(&output));
 }
 
 #[test]
 fn run_reports_a_library_that_was_not_loaded() {
-    // The dynamic linker goes on without what is no library.
+    // The dynamic linker ignores a preloaded file that is no library.
     let variables = [("MANYLANE_PRELOAD", "/etc/hostname")];
-    let said = wait_for_stderr("runs without lanes: the library was not loaded", &[], &variables);
-    assert!(said.ends_with("the library was not loaded into any process: no lanes"), "{said}");
+    let said =
+        wait_for_stderr("runs without lanes: the dynamic linker has not loaded the library", &[], &variables);
+    assert!(said.ends_with("no lanes: the library was not loaded into any process"), "{said}");
 }
 
 #[test]
@@ -415,7 +392,7 @@ fn programs_that_have_dropped_their_privileges_still_report() {
     if !skip::need_root(TEST) {
         return;
     }
-    // Where everybody can read it, unlike what cargo builds.
+    // In a place that everyone can read, unlike the output of cargo.
     let folder = tempfile::TempDir::new().unwrap();
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
     let built = stdout(&run(&["--", "sh", "-c", "echo $LD_PRELOAD"]));
@@ -430,7 +407,7 @@ fn programs_that_have_dropped_their_privileges_still_report() {
     assert_eq!(document["processes"], 3, "{document}");
 }
 
-/// Compiles a C program with more arguments for the compiler.
+/// Compiles a C program, with `more` arguments for the compiler.
 fn compile(folder: &Path, name: &str, source: &str, more: &[&str]) -> PathBuf {
     let (code, program) = (folder.join(format!("{name}.c")), folder.join(name));
     fs::write(&code, source).unwrap();
@@ -448,13 +425,14 @@ fn run_reports_programs_that_cannot_be_preloaded() {
     let go = compile(&folder, "go", &(go.to_owned() + source), &[]);
     let musl = compile(&folder, "musl", source, &["-Wl,--dynamic-linker=/lib/ld-musl-none.so.1"]);
     let script = folder.join("script");
-    // By another process: a file that a child of another test still has open is busy (ETXTBSY).
+    // By another process: a file that a child of another test still has open for writing is busy
+    // (ETXTBSY).
     let write =
         format!("echo '#!{}' > {script}; chmod 755 {script}", fixed.display(), script = script.display());
     assert!(Command::new("sh").args(["-c", &write]).status().unwrap().success());
     for (program, code, hint) in [
         (&fixed, 8, "statically linked"),
-        // It may need what else the user preloads, and is not hurt by our library.
+        // It is still preloaded: it may need other libraries of the user, and ours does no harm.
         (&go, 9, "Go program"),
         (&script, 8, "statically linked"),
         (&musl, 127, "ld-musl-none.so.1"),
@@ -488,7 +466,7 @@ fn run_reports_setuid_programs() {
         std::os::unix::fs::chown(&program, Some(owner.0), Some(owner.1)).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(mode)).unwrap();
         let output = run(&["--", program.to_str().unwrap()]);
-        // The kernel agrees.
+        // The kernel does the same.
         let code = if hint.is_some() { 8 } else { 7 };
         assert_eq!(output.status.code(), Some(code), "{name}: {}", stderr(&output));
         let told = stderr(&output).lines().find(|line| line.contains("secure-execution")).map(str::to_owned);
@@ -497,8 +475,8 @@ fn run_reports_setuid_programs() {
     }
 }
 
-/// A socket that is bound, and closed by its number, as libuv closes; a file then has its
-/// descriptor.
+/// A socket is bound, and closed by a direct system call, as libuv does it; then a file gets its
+/// descriptor number.
 const PYTHON_CLOSE_SCRIPT: &str = r#"
 import ctypes, os, platform, socket
 sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

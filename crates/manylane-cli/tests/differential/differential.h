@@ -59,7 +59,8 @@ struct shared {
 	size_t next; /* line of the script */
 	bool is_pair;
 	size_t beside[ACTORS]; /* the line that an actor runs beside others */
-	_Atomic bool has_begun_wait[ACTORS]; /* it has checked the queue */
+	/* When it has checked the queue and begun to wait; 0 before. */
+	_Atomic long begun_ms[ACTORS];
 	bool has_forked;
 	bool has_watched; /* an epoll instance has watched a socket */
 	bool has_edges;	  /* edge-triggered */
@@ -98,13 +99,41 @@ extern bool has_own_network;
 extern _Thread_local struct log *current_log; /* where print() writes */
 __attribute__((format(printf, 1, 2))) void print(const char *format, ...);
 void print_result(long result);
+long now_ms(void);
 bool parse(char *line, struct step *step);
 uint32_t port_number(in_port_t port);
 void print_address(const struct sockaddr_storage *addr, socklen_t len);
 
-/* calls.c, receives.c: run all steps except fork, exit and end. */
+/* A step's name and function. */
+struct call {
+	const char *name;
+	void (*run)(struct step *step);
+};
+
+#define STEP(name) ((struct call){ #name, step_##name })
+#define ARG(n) (step->arg[n].value)
+#define FD ((int)ARG(0))
+
+/* calls.c: runs all steps except fork, exit and end. */
 void run(struct step *step);
+/* Runs a step if it is one of `calls`. */
+bool run_call(const struct call *calls, size_t count, struct step *step);
+
+/* Steps by what they do, in files of those names. */
 bool run_receive(struct step *step);
+bool run_send(struct step *step);
+bool run_wait(struct step *step);
+bool run_socket(struct step *step);
+bool run_descriptor(struct step *step);
+
+/* descriptors.c: prints a new descriptor, and puts it into a slot. */
+void store_new_fd(struct step *step, int at, long fd);
+
+static inline socklen_t len_of(const struct sockaddr_storage *addr)
+{
+	return addr->ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) :
+					     sizeof(struct sockaddr_in);
+}
 
 /* queues.c: datagrams in flight. */
 void give_ports(int fd);

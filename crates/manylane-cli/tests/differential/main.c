@@ -28,6 +28,8 @@
 
 /* Seconds that a script may take: more than a busy machine needs. */
 #define TIMEOUT_S 60
+/* Less than the waits that a datagram shall end, of 300 ms. */
+#define LATE_MS 150
 
 struct shared *shared;
 int slots[SLOTS];
@@ -230,14 +232,26 @@ static bool has_begun(int actor)
 	int done = 0;
 
 	sem_getvalue(&shared->done[actor], &done);
-	return shared->has_begun_wait[actor] || done > 0;
+	return shared->begun_ms[actor] || done > 0;
 }
 
-/* Runs a step that may wait, and the next one, which may end the wait. */
+long now_ms(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/*
+ * Runs a step that may wait, and the next one, which may end the wait. If the
+ * next one had no CPU for so long that the wait may have timed out before, the
+ * output says so.
+ */
 static void run_two(int actor)
 {
 	shared->beside[actor] = shared->next;
-	shared->has_begun_wait[actor] = false;
+	shared->begun_ms[actor] = 0;
 	sem_post(&shared->turn[actor]);
 	shared->next++;
 	shared->is_pair = true;
@@ -252,6 +266,9 @@ static void run_two(int actor)
 	if (next_actor() >= 0 && next_actor() != actor &&
 	    strstr(lines[shared->next], " send"))
 		run_next(next_actor());
+	if (shared->begun_ms[actor] &&
+	    now_ms() - shared->begun_ms[actor] > LATE_MS)
+		print("late\n");
 	wait_for_step(actor);
 	shared->is_pair = false;
 	on_long_wait();

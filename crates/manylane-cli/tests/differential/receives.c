@@ -53,7 +53,7 @@ static struct receive begin(struct step *step, int room, int flags)
 	 * lane: then no other step runs beside it.
 	 */
 	if (!one.queue || !one.queue->queued)
-		shared->has_begun_wait[one.actor] = true;
+		shared->begun_ms[one.actor] = now_ms();
 	errno = 0;
 	return one;
 }
@@ -246,21 +246,10 @@ static void step_drain(struct step *step)
 
 bool run_receive(struct step *step)
 {
-	static const struct {
-		const char *name;
-		void (*run)(struct step *step);
-	} steps[] = {
-		{ "recv", step_recv },	     { "recvfrom", step_recvfrom },
-		{ "read", step_read },	     { "readv", step_readv },
-		{ "recvmsg", step_recvmsg }, { "recvmmsg", step_recvmmsg },
-		{ "drain", step_drain },
+	static const struct call calls[] = {
+		STEP(recv),    STEP(recvfrom), STEP(read),  STEP(readv),
+		STEP(recvmsg), STEP(recvmmsg), STEP(drain),
 	};
 
-	for (size_t at = 0; at < sizeof(steps) / sizeof(*steps); at++) {
-		if (!strcmp(step->name, steps[at].name)) {
-			steps[at].run(step);
-			return true;
-		}
-	}
-	return false;
+	return run_call(calls, sizeof(calls) / sizeof(*calls), step);
 }

@@ -1,19 +1,18 @@
-//! The measured load (`scripts/bench-run.py`), short: each server of its list, alone and under
-//! `manylane run`, at a rate at which all requests fit every receive buffer. All are answered, once
-//! and rightly, and nothing is missing in the document.
+//! A short run of the measured load (`scripts/bench-run.py`): each of its servers, alone and under
+//! `manylane run`, at a rate at which every receive buffer can hold all requests. Each request is
+//! answered once and correctly, and the document is complete.
 
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
 
+use manylane_sys::test_support::wait_for;
 use serde_json::Value;
 
 use crate::sandbox::Sandbox;
 use crate::{find, has};
 
-/// Names of the list, their programs, and the packages that have them.
+/// Servers of the script, their programs, and the packages that have them.
 const SERVERS: [(&str, &str, &str); 15] = [
     ("memcached", "memcached", "memcached"),
     ("rsyslog", "rsyslogd", "rsyslog"),
@@ -60,13 +59,13 @@ fn python(sandbox: &Sandbox, words: &[&str]) -> Command {
     python
 }
 
-/// The document of a round of two samples, each of a tenth of a second.
+/// The document of one round of two samples, each a tenth of a second long.
 fn measure(sandbox: &Sandbox, servers: &[&str]) -> Value {
     let (script, rate) = (scripts().join("bench-run.py"), RATE.to_string());
     let mut bench =
         python(sandbox, &[script.to_str().unwrap(), "--manylane", env!("CARGO_BIN_EXE_manylane")]);
     bench.args(["--rounds", "1", "--samples", "2", "--seconds", "0.1", "--warm-up", "0.1", "--flows", "16"]);
-    // However long somebody else has the CPUs.
+    // Long enough even if other processes keep the CPUs busy.
     bench.args(["--rate", &rate, "--timeout", "10s"]);
     bench.args(servers.iter().flat_map(|server| ["--server", server]));
     let Output { status, stdout, stderr } = bench.output().unwrap();
@@ -74,7 +73,7 @@ fn measure(sandbox: &Sandbox, servers: &[&str]) -> Value {
     serde_json::from_slice(&stdout).unwrap()
 }
 
-/// Measures those servers of the list that are there.
+/// Measures the servers that are installed.
 fn check_all_answered(test: &str, are_meant: fn(&str) -> bool) {
     if !has(test, "python3", "python3") {
         return;
@@ -107,7 +106,7 @@ fn check_row(row: &Value) {
     assert_eq!(counts, [asked, asked, 0, 0], "{row}");
     assert_eq!(row["loss"], 0.0, "{row}");
     assert!(row["rx_cpu_ns"].as_f64() > Some(0.0), "{row}");
-    // One that answers nothing keeps nobody waiting.
+    // Servers that send no replies have no latency.
     assert_eq!(row["p99_ns"].is_u64() || row["p99_ns"].is_f64(), row["server"] != "rsyslog", "{row}");
     let samples = row["samples"].as_array().unwrap();
     assert_eq!(samples.len(), 2, "{row}");
@@ -138,7 +137,7 @@ fn loopback_bench_of_servers_in_c() {
     check_all_answered("loopback_bench_of_servers_in_c", |name| name.starts_with("c-"));
 }
 
-/// Neither the server nor its files survive the script, whatever ends the script.
+/// Neither the server nor its files outlive the script, however the script ends.
 #[test]
 fn loopback_bench_that_is_killed_leaves_nothing_behind() {
     const TEST: &str = "loopback_bench_that_is_killed_leaves_nothing_behind";
@@ -154,14 +153,19 @@ fn loopback_bench_that_is_killed_leaves_nothing_behind() {
             python(&sandbox, &[script.to_str().unwrap(), "--manylane", env!("CARGO_BIN_EXE_manylane")]);
         bench.args(["--server", "c-block=100", "--rounds", "1", "--seconds", "600"]).env("TMPDIR", name);
         let mut child = bench.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        // The server's program is in the folder. Alone and under `manylane run`.
-        wait_until("both servers run", || processes_with(&[name, "block"]) >= 2);
+        // The path of the server's program contains the folder. Once alone, and once under
+        // `manylane run`.
+        wait_for("both servers", || processes_with(&[name, "block"]), |count| *count >= 2);
         let pid = child.id().to_string();
         assert!(Command::new("kill").args(["-s", signal, &pid]).status().unwrap().success());
         child.wait().unwrap();
-        wait_until(&format!("no process is left after SIG{signal}"), || processes_with(&[name]) == 0);
-        let is_empty = || fs::read_dir(folder.path()).unwrap().next().is_none();
-        wait_until(&format!("no file is left after SIG{signal}"), is_empty);
+        wait_for(
+            &format!("the end of all processes after SIG{signal}"),
+            || processes_with(&[name]),
+            |count| *count == 0,
+        );
+        let first_file = || fs::read_dir(folder.path()).unwrap().next();
+        wait_for(&format!("an empty folder after SIG{signal}"), first_file, Option::is_none);
     }
 }
 
@@ -171,14 +175,6 @@ fn processes_with(words: &[&str]) -> usize {
     let all = fs::read_dir("/proc").unwrap().map(|entry| command_line(entry.unwrap()));
     let has_all = |line: &Vec<u8>| words.iter().all(|word| String::from_utf8_lossy(line).contains(word));
     all.filter(has_all).count()
-}
-
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < Duration::from_secs(30), "not true after 30 s: {what}");
-        thread::sleep(Duration::from_millis(20));
-    }
 }
 
 #[test]
@@ -196,5 +192,5 @@ fn loopback_bench_knows_all_servers_and_their_packages() {
     assert_eq!(String::from_utf8(stdout).unwrap().trim(), names);
     assert!(!status.success());
     let said = String::from_utf8(stderr).unwrap();
-    assert_eq!(said.trim(), "bench-run: there is no no-such-server: apt-get install its-package");
+    assert_eq!(said.trim(), "bench-run: no-such-server is missing: apt-get install its-package");
 }

@@ -1,24 +1,16 @@
-//! Servers in C, in every way in which threads or children share a socket: blocking, poll, select,
-//! epoll.
-
-use std::path::PathBuf;
-use std::process::Command;
+//! Servers in C that share a socket between threads or children, with each way of waiting: blocking
+//! receives, poll, select and epoll.
 
 use crate::load::Load;
 use crate::sandbox::Sandbox;
 use crate::server::{Report, Server};
 
-const SOURCE: &str = include_str!("server.c");
-
-pub(crate) fn build(sandbox: &Sandbox) -> PathBuf {
-    let (code, program) = (sandbox.file("server.c", SOURCE), sandbox.folder().join("server"));
-    let mut cc = Command::new("cc");
-    cc.args(["-O1", "-Wall", "-Werror", "-pthread", "-o"]).arg(&program).arg(code);
-    crate::run_ok(cc);
-    program
+pub(crate) fn build(sandbox: &Sandbox) -> String {
+    sandbox.compile("server", &["server.c"])
 }
 
-/// Asks four receivers of that kind: the report, and the lanes that they had.
+/// Sends load to four receivers of kind `how`; returns the report, and the number of lanes that
+/// they had.
 fn compare(how: &str, wanted: usize, options: &[&str]) -> (Report, usize) {
     let sandbox = Sandbox::new(&format!("c-{how}"));
     let program = build(&sandbox);
@@ -30,14 +22,14 @@ fn compare(how: &str, wanted: usize, options: &[&str]) -> (Report, usize) {
     let mut found = None;
     for with in [None, Some(options)] {
         let addr = sandbox.free_addr();
-        let words = [program.to_str().unwrap(), &addr.port().to_string(), how, "4"].map(str::to_owned);
+        let words = [&program[..], &addr.port().to_string(), how, "4"].map(str::to_owned);
         let mut server = Server::start(&sandbox, &words, with);
         assert_eq!(server.answer(&sandbox, addr, b"first"), b"first!");
         let mut requests = 1;
         server.wait_lanes(wanted, |_| {
-            requests += Load::SHORT.request_all(&sandbox, addr, request).len() as u64;
+            requests += Load::WARM_UP.request_all(&sandbox, addr, request).len() as u64;
         });
-        assert!(load.request_all(&sandbox, addr, request) == expected, "answers differ");
+        assert!(load.request_all(&sandbox, addr, request) == expected, "replies differ");
         let (status, report) = server.end();
         assert!(status.success(), "{status}");
         if let Some(report) = report {
@@ -90,7 +82,7 @@ fn loopback_c_unlisted_ports() {
     let sandbox = Sandbox::new("c-ports");
     let program = build(&sandbox);
     let addr = sandbox.free_addr();
-    let words = [program.to_str().unwrap(), &addr.port().to_string(), "block", "2"].map(str::to_owned);
+    let words = [&program[..], &addr.port().to_string(), "block", "2"].map(str::to_owned);
     let other = if addr.port() == 9 { "10" } else { "9" };
     let mut server = Server::start(&sandbox, &words, Some(&["--ports", other]));
     assert_eq!(server.answer(&sandbox, addr, b"first"), b"first!");

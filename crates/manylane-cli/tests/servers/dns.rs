@@ -1,6 +1,6 @@
-//! DNS servers: NSD, Knot and Unbound. The first two have a socket for each process or thread by
-//! themselves (SO_REUSEPORT) and have to go on as they are; Unbound's threads share one if they are
-//! told so.
+//! DNS servers: NSD, Knot and Unbound. NSD and Knot open a socket per process or thread themselves
+//! (SO_REUSEPORT), and must behave as before. The threads of Unbound share one socket if configured
+//! to.
 
 use std::net::SocketAddr;
 
@@ -42,7 +42,8 @@ fn questions() -> String {
 /// A server's command line that serves the zone at an address.
 type Prepare = fn(&Sandbox, SocketAddr) -> Vec<String>;
 
-/// With load once `lanes` receivers have one; 0 if they have sockets of their own.
+/// Compares a server under load, once `lanes` receivers have a lane; 0 if they have sockets of
+/// their own.
 fn serve(
     sandbox: &Sandbox,
     prepare: Prepare,
@@ -54,9 +55,9 @@ fn serve(
     let first = server.answer(sandbox, addr, &question(0));
     assert!(first.ends_with(&[192, 0, 2, 0]) || first.len() > 60, "{first:?}");
     let mut requests = 1;
-    server.wait_lanes(lanes, |_| requests += Load::SHORT.request_all(sandbox, addr, question).len() as u64);
+    server.wait_lanes(lanes, |_| requests += Load::WARM_UP.request_all(sandbox, addr, question).len() as u64);
     let load = Load::DEFAULT;
-    let answers = load.request_all(sandbox, addr, question);
+    let replies = load.request_all(sandbox, addr, question);
     requests += load.count();
     if find("dnsperf").is_some() {
         requests += dnsperf(sandbox, addr);
@@ -66,10 +67,10 @@ fn serve(
     if let Some(report) = report.as_ref().filter(|report| report.lanes(addr) > 1) {
         assert_eq!(report.received(addr), requests, "{report:?}");
     }
-    (answers, report, addr)
+    (replies, report, addr)
 }
 
-/// Asks in the way of those who measure DNS servers: how many questions it were.
+/// Sends queries with dnsperf, the usual benchmark of DNS servers; returns the number of queries.
 fn dnsperf(sandbox: &Sandbox, addr: SocketAddr) -> u64 {
     const LOOPS: usize = 50;
     let questions = sandbox.file("questions", &questions());
@@ -100,21 +101,21 @@ fn dnsperf(sandbox: &Sandbox, addr: SocketAddr) -> u64 {
     count
 }
 
-/// The same answers with lanes and without.
+/// Expects the same replies with lanes and without.
 fn compare(test: &str, prepare: Prepare, lanes: usize) -> (Report, SocketAddr) {
     compare_with(test, prepare, lanes, &[])
 }
 
-/// The same with options of `manylane run`.
+/// The same, with options of `manylane run`.
 fn compare_with(test: &str, prepare: Prepare, lanes: usize, options: &[&str]) -> (Report, SocketAddr) {
     let sandbox = Sandbox::new(test);
     let (without, _, _) = serve(&sandbox, prepare, lanes, None);
     let (with, report, addr) = serve(&sandbox, prepare, lanes, Some(options));
-    assert!(without == with, "answers differ");
+    assert!(without == with, "replies differ");
     (report.unwrap(), addr)
 }
 
-/// The command line's configuration: where to serve, and how.
+/// Writes the configuration that the command line names: address and threads.
 fn configure(sandbox: &Sandbox, name: &str, text: &str, addr: SocketAddr, named: &[(&str, &str)]) -> String {
     sandbox.file("zone", &zone());
     let (ip, port) = (addr.ip().to_string(), addr.port().to_string());
@@ -149,7 +150,7 @@ fn loopback_nsd() {
     }
 }
 
-/// Its processes share one socket then.
+/// Then its processes share one socket.
 #[test]
 fn loopback_nsd_with_one_socket() {
     if !crate::has("loopback_nsd_with_one_socket", "nsd", "nsd") {
@@ -184,8 +185,8 @@ fn loopback_unbound_with_one_socket() {
     assert_eq!(report.lanes(addr), 4, "{report:?}");
 }
 
-/// Load by XDP frames, past the sender's stack: NSD answers each of them. Takes 5 s: kxdpgun sends
-/// for two, and waits for replies.
+/// NSD answers every query of a load that is sent as XDP frames, past the sender's stack. Takes 5
+/// s: kxdpgun sends for two seconds, and then waits for replies.
 #[test]
 fn netns_nsd_and_kxdpgun() {
     const TEST: &str = "netns_nsd_and_kxdpgun";
@@ -195,7 +196,7 @@ fn netns_nsd_and_kxdpgun() {
     {
         return;
     }
-    // kxdpgun takes answers from as many queues as it has threads.
+    // kxdpgun receives replies on as many queues as it has threads.
     let testbed = Testbed::new(&Layout { queues: 1, ipv6: false, ..Layout::default() }).unwrap();
     let sandbox = Sandbox::at("kxdpgun", testbed.host(1));
     let addr = SocketAddr::from((testbed.host(1).ip4(0), 53));

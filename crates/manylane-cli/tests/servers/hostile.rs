@@ -1,29 +1,24 @@
-//! Hostile programs with leased queues (`hostile.c`): what each of them gets, and that the launcher
-//! still leases queues to the next program.
+//! Hostile programs with leased queues (`hostile*.c`): what each of them gets, and that the
+//! launcher still leases queues to the next program.
 
 use std::fs;
 use std::net::IpAddr;
-use std::process::Command;
 
-use crate::run_ok;
 use crate::server::Server;
 use crate::xdp::{OPTIONS, XdpSetup};
 
-/// Runs `what` under a launcher, and behind it, or beside it, a server that is served as if it
-/// were alone: what `hostile.c` says.
+/// Runs the hostile program `what` under a launcher, and after it, or beside it, a server that must
+/// be served as if it were alone. Returns the output of the hostile program.
 fn run_hostile(test: &str, what: &str, beside: bool) -> Option<String> {
     let setup = XdpSetup::with_queues(test, 2)?;
     Some(run_in(&setup, what, setup.addr.ip(), beside, OPTIONS))
 }
 
-/// As [`run_hostile`], in a setup, with the address of the hostile program.
+/// As [`run_hostile`], in an existing setup, with the address of the hostile program.
 fn run_in(setup: &XdpSetup, what: &str, ip: IpAddr, beside: bool, options: &[&str]) -> String {
-    let (code, program) =
-        (setup.sandbox.file("hostile.c", include_str!("hostile.c")), setup.sandbox.path("hostile"));
-    setup.sandbox.file("hostile.h", include_str!("hostile.h"));
-    let mut cc = Command::new("cc");
-    cc.args(["-O1", "-Wall", "-Werror", "-o", &program, &code]);
-    run_ok(cc);
+    let files =
+        ["hostile.c", "hostile_lease.c", "hostile_requests.c", "hostile_memory.c", "hostile_closes.c"];
+    let program = setup.sandbox.compile("hostile", &files);
     let (output_path, server) = (setup.sandbox.path("output"), setup.server("block", 1).join(" "));
     let next = if beside { "&" } else { ";" };
     let script = format!(
@@ -193,7 +188,7 @@ fn netns_xdp_hostile_a_port_while_strangers_fill_the_launcher() {
     expect("netns_xdp_hostile_a_port_while_strangers_fill_the_launcher", "full", &lines);
 }
 
-/// Two programs have a device each, and one of them asks for the way to ever more peers, all of
+/// Two programs have one device each. One of them requests the next hops of ever more peers, all of
 /// which have one.
 #[test]
 fn netns_xdp_hostile_endless_next_hop_queries() {

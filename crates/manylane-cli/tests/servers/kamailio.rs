@@ -1,5 +1,4 @@
-//! Kamailio: its children are forked when the socket is bound, and each of them blocks in a receive
-//! on it.
+//! Kamailio: the children are forked after the socket is bound, and each blocks in a receive on it.
 
 use crate::load::Load;
 use crate::sandbox::Sandbox;
@@ -8,7 +7,7 @@ use crate::words;
 
 const CONFIGURATION: &str = include_str!("programs/kamailio.cfg");
 
-/// An OPTIONS request from `source`, whose answer goes back to there.
+/// An OPTIONS request from `source`, to which the answer is sent.
 fn options(n: usize) -> Vec<u8> {
     format!(
         "OPTIONS sip:test@127.0.0.1 SIP/2.0\r\nVia: SIP/2.0/UDP 127.0.0.1;rport;branch=z9hG4bK{n}\r\n\
@@ -18,8 +17,8 @@ fn options(n: usize) -> Vec<u8> {
     .into_bytes()
 }
 
-/// An answer without what is different each time by itself: our port, and the mark of the server's
-/// start.
+/// An answer without the parts that differ in every run: our port, and the tag that the server
+/// makes at its start.
 fn normalize(answer: &[u8]) -> String {
     let text = String::from_utf8(answer.to_vec()).unwrap();
     let lines = text.lines().map(|line| {
@@ -42,18 +41,18 @@ fn serve(sandbox: &Sandbox, with: Option<&[&str]>) -> (Vec<String>, Option<Repor
     server.answer(sandbox, addr, &options(999_999));
     let mut requests = 1;
     server.wait_lanes(4, |_| {
-        requests += Load::SHORT.request_all(sandbox, addr, |n| options(n + 500_000)).len() as u64;
+        requests += Load::WARM_UP.request_all(sandbox, addr, |n| options(n + 500_000)).len() as u64;
     });
     let load = Load { flows: 32, each: 100 };
-    let mut answers: Vec<String> =
+    let mut replies: Vec<String> =
         load.request_all(sandbox, addr, options).iter().map(|answer| normalize(answer)).collect();
-    answers.sort();
+    replies.sort();
     let (status, report) = server.end();
     assert!(status.success(), "{status}");
     if let Some(report) = &report {
         assert_eq!(report.received(addr), load.count() + requests, "{report:?}");
     }
-    (answers, report, addr)
+    (replies, report, addr)
 }
 
 #[test]
@@ -65,7 +64,7 @@ fn loopback_kamailio() {
     let (without, _, _) = serve(&sandbox, None);
     let (with, report, addr) = serve(&sandbox, Some(&[]));
     assert!(without[0].starts_with("SIP/2.0 200 OK"), "{}", without[0]);
-    assert!(without == with, "answers differ: {} / {}", without[0], with[0]);
+    assert!(without == with, "replies differ: {} / {}", without[0], with[0]);
     let report = report.unwrap();
     assert_eq!(report.lanes(addr), 4, "{report:?}");
 }

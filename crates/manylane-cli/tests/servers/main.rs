@@ -1,8 +1,8 @@
-//! Real servers, as their packages have them, without `manylane run` and with it: the same requests
-//! under load, the same answers byte by byte, none lost and none twice. Where a server's threads or
-//! processes share a socket, the report has to say that they had lanes.
+//! Real servers, as packaged, with and without `manylane run`: under the same load, their replies
+//! are the same byte by byte, none lost and none duplicated. If a server's threads or processes
+//! share a socket, the report must show that they had lanes.
 //!
-//! Each server is in a network namespace of its own, for root; otherwise on a port that is free.
+//! As root, each server runs in a network namespace of its own; otherwise on a free port.
 
 #![allow(clippy::unwrap_used, reason = "also outside the test functions, all here is a test")]
 
@@ -26,27 +26,27 @@ use std::process::Command;
 
 use manylane_testbed::skip;
 
-/// Whether the server `program` of the package `package` is installed; says so if not.
+/// True if `program` of the package `package` is installed; otherwise reports the skip.
 fn has(test: &str, program: &str, package: &str) -> bool {
     let found = find(program).is_some();
     skip::need(test, found, &format!("there is no {program}: apt-get install {package}"))
 }
 
-/// The file of a program, also of one that only root has in its path.
+/// The path of a program, even if only root has it in `PATH`.
 fn find(program: &str) -> Option<PathBuf> {
-    // The system's own first: a wrapper of somebody's has another life than its package's program.
+    // The system's own first: a wrapper elsewhere may outlive the program that it starts.
     let places = ["/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin", "/usr/local/sbin"];
     places.iter().map(|sandbox| PathBuf::from(sandbox).join(program)).find(|file| file.is_file())
 }
 
-/// A command line of `program`, which is there.
+/// A command line of `program`, which is installed.
 fn words(program: &str, arguments: &[&str]) -> Vec<String> {
     let file = find(program).unwrap();
     let arguments = arguments.iter().map(|word| (*word).to_owned());
     [file.to_str().unwrap().to_owned()].into_iter().chain(arguments).collect()
 }
 
-/// What a command says when it has succeeded.
+/// Runs a command, which must succeed, and returns its standard output.
 fn run_ok(mut command: Command) -> String {
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();

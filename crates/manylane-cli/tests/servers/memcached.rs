@@ -1,4 +1,4 @@
-//! memcached: all threads wait, each on an epoll instance of its own, for one UDP socket.
+//! memcached: all threads wait for one UDP socket, each on an epoll instance of its own.
 
 use crate::load::Load;
 use crate::sandbox::Sandbox;
@@ -7,7 +7,7 @@ use crate::words;
 
 const KEYS: usize = 100;
 
-/// A request in memcached's frame.
+/// A request with the header of memcached's UDP protocol.
 fn frame(id: usize, text: &str) -> Vec<u8> {
     let id = (id as u16).to_be_bytes();
     [&[id[0], id[1], 0, 0, 0, 1, 0, 0], text.as_bytes()].concat()
@@ -25,19 +25,19 @@ fn serve(sandbox: &Sandbox, with: Option<&[&str]>) -> (Vec<Vec<u8>>, Option<Repo
     }
     let mut requests = KEYS;
     server.wait_lanes(4, |_| {
-        requests += Load::SHORT.request_all(sandbox, addr, |n| frame(n, "version\r\n")).len();
+        requests += Load::WARM_UP.request_all(sandbox, addr, |n| frame(n, "version\r\n")).len();
     });
     let load = Load::DEFAULT;
-    let answers = load.request_all(sandbox, addr, |n| match n % 10 {
+    let replies = load.request_all(sandbox, addr, |n| match n % 10 {
         0 => frame(n, "version\r\n"),
         1 => frame(n, &format!("set n{n} 0 0 4\r\n{n:04}\r\n")),
         2 => frame(n, "get nothing\r\n"),
         _ => frame(n, &format!("get k{}\r\n", n % KEYS)),
     });
-    // Not at its end: a thread that waits for others to end is taken for a stopped one, as is one
-    // that gets no CPU time, and has no lane until it has received twice.
+    // Before its end: a thread that waits for others to end counts as stopped, and so does one that
+    // gets no CPU time. It then has no lane until it has received twice.
     server.wait_lanes(4, |_| {
-        requests += Load::SHORT.request_all(sandbox, addr, |n| frame(n, "version\r\n")).len();
+        requests += Load::WARM_UP.request_all(sandbox, addr, |n| frame(n, "version\r\n")).len();
     });
     let (status, report) = server.end();
     assert!(status.success(), "{status}");
@@ -45,10 +45,10 @@ fn serve(sandbox: &Sandbox, with: Option<&[&str]>) -> (Vec<Vec<u8>>, Option<Repo
     if let Some(report) = &report {
         assert_eq!(report.received(addr), received as u64, "{report:?}");
     }
-    (answers, report)
+    (replies, report)
 }
 
-/// Takes 5 s: the server is started five times, and asked until it has its lanes.
+/// Takes 5 s: the server is started five times, and gets requests until it has its lanes.
 #[test]
 fn loopback_memcached() {
     if !crate::has("loopback_memcached", "memcached", "memcached") {
@@ -56,10 +56,10 @@ fn loopback_memcached() {
     }
     let sandbox = Sandbox::new("memcached");
     let (without, _) = serve(&sandbox, None);
-    // With pauses as they come, and with none; and many with a call.
+    // With and without delays before sleeps, and with and without prefetches.
     for options in [&[][..], &["--rx-usecs", "0"], &[PREFETCH], &[PREFETCH, "--rx-usecs", "0"]] {
         let (with, report) = serve(&sandbox, Some(options));
-        assert!(without == with, "answers differ: {options:?}");
+        assert!(without == with, "replies differ: {options:?}");
         assert_eq!(report.unwrap().reasons(), [""; 0], "{options:?}");
     }
 }

@@ -1,5 +1,5 @@
-//! Servers in Python: one thread receives, others or none answer. There is one receiver: nothing to
-//! be gained, nothing to be lost.
+//! Servers in Python: one thread receives; others, or none, answer. With one receiver, lanes bring
+//! no gain, and must do no harm.
 
 use crate::script::{self, ScriptRun};
 
@@ -29,7 +29,7 @@ for pid in children:
 fn compare(test: &str, program: &str) {
     let ScriptRun { addr, report, answered, .. } = script::compare(test, "python3", program);
     assert_eq!(report.received(addr), answered, "{report:?}");
-    // More receivers than one have lanes.
+    // Several receivers have lanes.
     let lanes = report.lanes(addr);
     assert_eq!(lanes, if test.ends_with("forking") { 4 } else { lanes.min(1) }, "{report:?}");
 }

@@ -1,5 +1,5 @@
-//! rsyslog: each thread of imudp waits on an epoll instance of its own. It answers nothing: its
-//! file is looked at.
+//! rsyslog: each thread of imudp waits on an epoll instance of its own. It sends no replies, so the
+//! test reads the file that it writes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,7 +15,7 @@ const CONFIGURATION: &str = include_str!("programs/rsyslog.conf");
 const FLOWS: usize = 32;
 const MESSAGES_PER_FLOW: usize = 250;
 
-/// Lines of the file, counted.
+/// The number of lines in the file.
 fn lines(path: &str) -> usize {
     fs::read(path).unwrap_or_default().iter().filter(|&&byte| byte == b'\n').count()
 }
@@ -38,7 +38,7 @@ fn serve(sandbox: &Sandbox, with: Option<&[&str]>) -> (String, Option<Report>, S
     let pid = sandbox.path("rsyslog.pid");
     let arguments = ["-n", "-f", &configuration, "-i", &pid];
     let mut server = Server::start(sandbox, &words("rsyslogd", &arguments), with);
-    // The first message gets through when somebody listens; sent to nobody, it is not there.
+    // The first message arrives once rsyslog listens; those sent before that are lost.
     let first = sandbox.socket();
     first.connect(addr).unwrap();
     let deadline = Instant::now() + TEST_TIMEOUT;
@@ -60,7 +60,7 @@ fn serve(sandbox: &Sandbox, with: Option<&[&str]>) -> (String, Option<Report>, S
             let text = format!("<13>Jan  1 00:00:00 host tag: flow {flow} message {at}");
             socket.send_to(text.as_bytes(), addr).unwrap();
         }
-        // Never more on their way than every receive buffer has room for.
+        // Never more messages in flight than every receive buffer can hold.
         wait_for_lines(&mut server, &out, base + (at + 1) * FLOWS);
     }
     let (status, report) = server.end();
@@ -68,7 +68,7 @@ fn serve(sandbox: &Sandbox, with: Option<&[&str]>) -> (String, Option<Report>, S
     (fs::read_to_string(&out).unwrap(), report, addr)
 }
 
-/// Lines of the file when no more come.
+/// The lines of the file, once it no longer grows.
 fn wait_stable(path: &str) -> usize {
     let (mut count, mut since) = (lines(path), Instant::now());
     while since.elapsed() < Duration::from_millis(100) {
@@ -81,7 +81,7 @@ fn wait_stable(path: &str) -> usize {
     count
 }
 
-/// Each message, how often.
+/// How often the file has each message.
 fn messages(text: &str) -> BTreeMap<&str, usize> {
     let mut all = BTreeMap::new();
     for line in text.lines().filter(|line| !line.ends_with("first")) {

@@ -1,4 +1,4 @@
-//! Where a server runs.
+//! The environment of a server: a network namespace and a folder.
 
 use std::fs::Permissions;
 use std::net::{SocketAddr, UdpSocket};
@@ -11,18 +11,18 @@ use manylane_sys::netns::NetNs;
 use manylane_testbed::{Host, topology};
 use tempfile::TempDir;
 
-/// A network namespace with nothing but loopback, if that can be had, and a folder.
+/// A folder, and a network namespace with nothing but loopback if one can be created.
 pub(crate) struct Sandbox {
     namespace: Option<NetNs>,
     folder: PathBuf,
-    /// The library that programs there load, if it is not where cargo has built it.
+    /// The library that programs in the sandbox load, if it is not the one that cargo built.
     library: Option<PathBuf>,
-    /// Removed with this, unless the folder is in that of the build.
+    /// Removes the folder on drop, unless it is a folder of the build.
     _temporary: Option<TempDir>,
 }
 
 impl Sandbox {
-    /// A sandbox for the test of that name.
+    /// A sandbox for the test `test`.
     pub(crate) fn new(test: &str) -> Self {
         Self::within(test, topology::available().is_ok().then(|| NetNs::create().unwrap()))
     }
@@ -32,8 +32,8 @@ impl Sandbox {
         Self::within(test, Some(NetNs::open(&host.namespace().path()).unwrap()))
     }
 
-    /// A sandbox on a host of a testbed, for programs of other users: its folder and a copy of the
-    /// library in it are outside of the checkout, which may be in a folder that is root's alone.
+    /// A sandbox on a host of a testbed, for programs of other users. Its folder, with a copy of
+    /// the library, is outside the checkout, which only root may be able to read.
     pub(crate) fn for_other_users(host: &Host) -> Self {
         let temporary = tempfile::Builder::new().prefix("manylane-servers-").tempdir().unwrap();
         fs::set_permissions(&temporary, Permissions::from_mode(0o755)).unwrap();
@@ -67,9 +67,21 @@ impl Sandbox {
         self
     }
 
-    /// A folder that is empty at first, but for the library.
+    /// The sandbox's folder, empty at first except for the library.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
+    }
+
+    /// Builds a program there from files in C of this folder, and returns its path.
+    pub(crate) fn compile(&self, program: &str, files: &[&str]) -> String {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let (sources, program) = (folder.join("tests/servers"), self.path(program));
+        let mut cc = Command::new("cc");
+        cc.args(["-O1", "-Wall", "-Werror", "-pthread", "-o", &program, "-I"]);
+        cc.arg(folder.join("../../abi"));
+        cc.args(files.iter().map(|file| sources.join(file)));
+        crate::run_ok(cc);
+        program
     }
 
     /// Writes a file there and returns its path.

@@ -1,5 +1,5 @@
-//! Servers that are a few lines of a language with a runtime of its own: each answers with the
-//! request turned around.
+//! Servers that are a few lines in a language with a runtime of its own. Each reply is the request
+//! in reverse order, and a mark.
 
 use std::net::SocketAddr;
 use std::process::ExitStatus;
@@ -9,19 +9,19 @@ use crate::sandbox::Sandbox;
 use crate::server::{Report, Server};
 use crate::words;
 
-/// How a script has run.
+/// Results of a script.
 pub(crate) struct ScriptRun {
-    /// Where it was under `manylane run`.
+    /// Report of the run under `manylane run`.
     pub(crate) addr: SocketAddr,
-    /// Alone, and under `manylane run`.
+    /// Results alone, and under `manylane run`.
     pub(crate) ended: Vec<ExitStatus>,
     pub(crate) report: Report,
-    /// Requests that were answered.
+    /// Number of answered requests.
     pub(crate) answered: u64,
 }
 
-/// Runs `script` by `interpreter`, alone and under `manylane run`, and compares the answers. It
-/// gets the port as its argument.
+/// Runs `script` with `interpreter`, alone and under `manylane run`, and compares the replies. The
+/// script gets the port as its argument.
 pub(crate) fn compare(test: &str, interpreter: &str, script: &str) -> ScriptRun {
     let sandbox = Sandbox::new(test);
     let file = sandbox.file("server", script);
@@ -38,9 +38,10 @@ pub(crate) fn compare(test: &str, interpreter: &str, script: &str) -> ScriptRun 
         assert_eq!(server.answer(&sandbox, addr, &request(7)), answer(7));
         answered = 1;
         let lanes = if test.ends_with("forking") { 4 } else { 0 };
-        server
-            .wait_lanes(lanes, |_| answered += Load::SHORT.request_all(&sandbox, addr, request).len() as u64);
-        assert!(load.request_all(&sandbox, addr, request) == expected, "answers differ");
+        server.wait_lanes(lanes, |_| {
+            answered += Load::WARM_UP.request_all(&sandbox, addr, request).len() as u64;
+        });
+        assert!(load.request_all(&sandbox, addr, request) == expected, "replies differ");
         let (status, report) = server.end();
         ended.push(status);
         ran = report.map(|report| (addr, report));

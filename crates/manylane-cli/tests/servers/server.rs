@@ -1,4 +1,4 @@
-//! A server that runs, with lanes or without, and ends with the test however that ends.
+//! A running server, with lanes or without, which ends with the test however the test ends.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -13,25 +13,25 @@ use std::time::{Duration, Instant};
 
 use manylane_ipc::report::{NO_LANE, OPEN, ReportFile};
 use manylane_sys::process;
-use manylane_sys::test_support::kill_on_parent_exit;
+use manylane_sys::test_support::{kill_on_parent_exit, wait_for};
 use serde_json::Value;
 
 use crate::sandbox::Sandbox;
 
-/// Prefetches also while all lanes are active: a library built with debug assertions does.
+/// Makes a library with debug assertions prefetch even while all lanes are active.
 pub(crate) const PREFETCH: &str = "MANYLANE_TEST_PREFETCH=1";
-/// How long anything may take.
+/// Timeout of everything.
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A server. It and all in its process group are killed when this is dropped.
+/// A server. On drop, it is killed with its whole process group.
 pub(crate) struct Server {
     child: Child,
     report: Option<String>,
     log: String,
 }
 
-/// What `receive` brings. A receive with a timeout comes back in vain when its process is stopped
-/// or frozen for a moment.
+/// Repeats `receive` while it is interrupted, as a receive with a timeout is if its process was
+/// stopped or frozen for a moment.
 pub(crate) fn retry_interrupted<T>(mut receive: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match receive() {
@@ -41,16 +41,7 @@ pub(crate) fn retry_interrupted<T>(mut receive: impl FnMut() -> io::Result<T>) -
     }
 }
 
-/// Waits until `is` holds.
-pub(crate) fn wait_for(what: &str, mut is: impl FnMut() -> bool) {
-    let deadline = Instant::now() + TEST_TIMEOUT;
-    while !is() {
-        assert!(Instant::now() < deadline, "waited in vain: {what}");
-        thread::sleep(Duration::from_millis(2));
-    }
-}
-
-/// The threads of a process group: where each of them is, for a test that waited in vain.
+/// The threads of a process group and what each is waiting for, to be printed after a timeout.
 fn describe_group(group: u32) -> String {
     let mut text = String::new();
     for entry in fs::read_dir("/proc").unwrap().flatten() {
@@ -77,10 +68,9 @@ fn describe_group(group: u32) -> String {
     text
 }
 
-/// The report's file of a server, whose launcher has the number `launcher`.
+/// The report file of a server; `launcher` is the process id of its launcher.
 pub(crate) fn report_file(launcher: u32) -> ReportFile {
-    let mut found = None;
-    wait_for("the report of a server", || {
+    let find = || {
         let child = fs::read_dir("/proc").unwrap().flatten().find_map(|entry| {
             let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
             let parent: u32 = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
@@ -91,15 +81,14 @@ pub(crate) fn report_file(launcher: u32) -> ReportFile {
             let text = String::from_utf8_lossy(&environment).into_owned();
             text.split('\0').find_map(|word| word.strip_prefix("MANYLANE_REPORT=").map(PathBuf::from))
         });
-        found = child.and_then(|path| ReportFile::open(&path).ok());
-        found.is_some()
-    });
-    found.unwrap()
+        child.filter(|path| ReportFile::open(path).is_ok())
+    };
+    ReportFile::open(&wait_for("the report of a server", find, Option::is_some).unwrap()).unwrap()
 }
 
 impl Server {
-    /// Starts a command line, by `manylane run` if `with` has its options. Those that begin with
-    /// `MANYLANE_` are variables.
+    /// Starts a command line, under `manylane run` if `with` has options for it. Options that begin
+    /// with `MANYLANE_` are environment variables.
     pub(crate) fn start(sandbox: &Sandbox, words: &[String], with: Option<&[&str]>) -> Self {
         let name = if with.is_some() { "with" } else { "without" };
         let (report, log) = (sandbox.path(&format!("{name}.json")), sandbox.path(&format!("{name}.log")));
@@ -122,41 +111,43 @@ impl Server {
         Self { child, report: with.map(|_| report), log }
     }
 
-    /// Number of the process that was started: with lanes, the launcher's.
+    /// Id of the started process: with lanes, that of the launcher.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Repeats `ask` until that many receivers have lanes: the kernel may wake a thread late, and
-    /// seldom. Not once without lanes.
+    /// Repeats `ask` until that many receivers have lanes, because the kernel may wake a thread
+    /// late and seldom. Without lanes, does not call it.
     pub(crate) fn wait_lanes(&mut self, lanes: usize, mut ask: impl FnMut(&mut Self)) {
         if self.report.is_none() || lanes == 0 {
             return;
         }
         let file = report_file(self.pid());
-        wait_for("lanes of all receivers", || {
+        let receivers = || {
             ask(self);
-            let receivers = file.report().receivers.iter();
-            let laned =
-                receivers.filter(|at| at.state.load(Relaxed) == OPEN && at.lane.load(Relaxed) != NO_LANE);
-            laned.count() >= lanes
+            let open = file.report().receivers.iter().filter(|at| at.state.load(Relaxed) == OPEN);
+            open.map(|at| (at.lane.load(Relaxed), at.rx_datagrams.load(Relaxed))).collect::<Vec<_>>()
+        };
+        wait_for("lanes of all receivers (lane, received)", receivers, |all| {
+            all.iter().filter(|(lane, _)| *lane != NO_LANE).count() >= lanes
         });
     }
 
-    /// Waits until the process that was started has ended.
+    /// Waits until the started process has ended.
     pub(crate) fn wait(&mut self) {
-        wait_for("the end of a process", || self.child.try_wait().unwrap().is_some());
+        wait_for("the end of a process", || self.child.try_wait().unwrap(), Option::is_some);
     }
 
-    /// What it has said so far.
+    /// The output so far.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Waits until it answers `request` at `addr`: the answer. It has got that request once.
+    /// Waits until the server answers `request` at `addr`, and returns the answer. The server
+    /// receives the request once.
     pub(crate) fn answer(&mut self, sandbox: &Sandbox, addr: SocketAddr, request: &[u8]) -> Vec<u8> {
         let socket = sandbox.socket_at(if addr.ip().is_loopback() { "127.0.0.1:0" } else { "0.0.0.0:0" });
-        // So that we learn that nobody is there yet.
+        // A connected socket is told if no socket listens at the address yet.
         socket.connect(addr).unwrap();
         socket.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         self.first(&socket, request)
@@ -165,8 +156,8 @@ impl Server {
     fn first(&mut self, socket: &UdpSocket, request: &[u8]) -> Vec<u8> {
         let deadline = Instant::now() + TEST_TIMEOUT;
         let mut buffer = [0; 4096];
-        // Between hosts the kernel says so six times at once, and then once in a second
-        // (net.ipv4.icmp_ratelimit): a request that comes in between is lost without a word.
+        // Between hosts, the kernel sends six ICMP errors at once, and then one per second
+        // (net.ipv4.icmp_ratelimit). A request in between is lost without an error.
         let is_far = socket.peer_addr().is_ok_and(|peer| !peer.ip().is_loopback());
         let mut tries = 0;
         loop {
@@ -183,13 +174,13 @@ impl Server {
         }
     }
 
-    /// Fails if it has ended.
+    /// Fails if the server has ended.
     pub(crate) fn assert_running(&mut self) {
         let ended = self.child.try_wait().unwrap();
         assert_eq!(ended, None, "the server has ended: {}", self.log());
     }
 
-    /// Ends it: what became of it, and the report if it had lanes.
+    /// Ends the server; returns its exit status, and the report if it had lanes.
     pub(crate) fn end(mut self) -> (ExitStatus, Option<Report>) {
         process::send_signal(self.child.id() as i32, 15).unwrap();
         let mut status = None;
@@ -210,7 +201,7 @@ impl Drop for Server {
         if thread::panicking() {
             eprintln!("{}", self.log());
         }
-        // Also the children of one that was killed.
+        // Also the children of a process that was killed.
         let _ = process::send_signal(-(self.child.id() as i32), 9);
         let _ = self.child.wait();
     }

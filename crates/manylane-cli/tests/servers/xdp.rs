@@ -1,6 +1,6 @@
-//! Servers with engine `xdp`: the launcher has the privileges, and leases queues; the server is an
-//! ordinary user's. The same answers, none lost and none twice, and frames that really came and
-//! left as such.
+//! Servers with engine `xdp`: the launcher has the privileges, and leases queues to the server,
+//! which runs as an ordinary user. The replies are the same, none lost and none duplicated, and
+//! really received and sent as frames.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -10,28 +10,28 @@ use std::time::Duration;
 
 use manylane_ipc::report::ReportFile;
 use manylane_sys::process;
-use manylane_sys::test_support::kill_on_parent_exit;
+use manylane_sys::test_support::{kill_on_parent_exit, wait_for};
 use manylane_testbed::skip::{self, Forced};
 use manylane_testbed::{Layout, Testbed};
 
 use crate::load::Load;
 use crate::sandbox::Sandbox;
-use crate::server::{Report, Server, report_file, wait_for};
+use crate::server::{Report, Server, report_file};
 use crate::{c, run_ok, words};
 
-/// A veth device is used if it is named.
+/// A veth device is used only if it is named.
 pub(crate) const OPTIONS: &[&str] = &["--engine", "xdp", "--interface", "link0"];
-/// Few enough to be in the rings, and in the buffer of the kernel's socket, all together.
+/// Few enough that the rings, and the buffer of the kernel's socket, can hold all of them.
 const LOAD: Load = Load { flows: 16, each: 100 };
-/// Datagrams after which some receiver of four has come back, and has its queues.
+/// Number of datagrams after which one of four receivers has received twice, and has its queues.
 const WARM_UP_DATAGRAMS: u64 = 5;
 
-/// Receivers of a server at most.
+/// Max receivers of a server.
 const RECEIVERS: u64 = 2;
 
 /// Two hosts: the client and the server.
 pub(crate) struct XdpSetup {
-    // Dropped in this order.
+    // Fields are dropped in this order.
     pub(crate) client: Sandbox,
     pub(crate) sandbox: Sandbox,
     pub(crate) addr: SocketAddr,
@@ -47,7 +47,7 @@ impl XdpSetup {
         Self::with_links(test, queues, 1)
     }
 
-    /// With several devices at each host.
+    /// The same, with several devices at each host.
     pub(crate) fn with_links(test: &str, queues: u32, links: usize) -> Option<Self> {
         if !skip::need_root(test) {
             return None;
@@ -69,17 +69,17 @@ impl XdpSetup {
     pub(crate) fn server(&self, how: &str, receivers: u32) -> Vec<String> {
         let program = c::build(&self.sandbox);
         let (port, ip) = (self.addr.port().to_string(), self.addr.ip().to_string());
-        [program.to_str().unwrap(), &port, how, &receivers.to_string(), &ip].map(str::to_owned).to_vec()
+        [&program[..], &port, how, &receivers.to_string(), &ip].map(str::to_owned).to_vec()
     }
 
-    /// Waits until the server is bound. A request that is on its way while the XDP program comes to
-    /// the device may be lost, as at any server that starts.
+    /// Waits until the server is bound. A request in flight while the XDP program is attached to
+    /// the device may be lost, as it may be at the start of any server.
     fn wait_for_server(server: &Server) {
         let report = report_file(server.pid());
-        wait_for("a socket that is bound", || report.report().header.sockets.load(Relaxed) > 0);
+        wait_for("a bound socket", || report.report().header.sockets.load(Relaxed), |count| *count > 0);
     }
 
-    /// Asks one after the other until the receivers have their queues.
+    /// Sends requests one by one until the receivers have their queues.
     pub(crate) fn warm_up(&self, server: &mut Server) {
         Self::wait_for_server(server);
         for _ in 0..WARM_UP_DATAGRAMS {
@@ -87,28 +87,29 @@ impl XdpSetup {
         }
     }
 
-    /// Asks until answers leave as frames, which takes as long as the launcher takes to learn the
-    /// way: how many it were.
+    /// Sends requests until replies leave as frames, which is when the launcher knows the next hop.
+    /// Returns the number of requests.
     pub(crate) fn request_until_xdp_replies(&self, server: &mut Server) -> u64 {
         let report = report_file(server.pid());
         let mut requests = 0;
-        wait_for("an answer that leaves as a frame", || {
+        let request = || {
             requests += 1;
             assert_eq!(server.answer(&self.client, self.addr, b"frames"), b"frames!");
-            frames(&report).1 > 0
-        });
+            frames(&report)
+        };
+        wait_for("a reply as a frame (received, sent)", request, |(_, sent)| *sent > 0);
         requests
     }
 
     pub(crate) fn request_all(&self) {
-        let answers = LOAD.request_all(&self.client, self.addr, |n| format!("request {n}").into_bytes());
+        let replies = LOAD.request_all(&self.client, self.addr, |n| format!("request {n}").into_bytes());
         let mut expected: Vec<_> = (0..LOAD.count()).map(|n| format!("request {n}!").into_bytes()).collect();
         expected.sort();
-        assert!(answers == expected, "answers differ");
+        assert!(replies == expected, "replies differ");
     }
 }
 
-/// Frames received and sent so far.
+/// Number of frames received and sent so far.
 fn frames(file: &ReportFile) -> (u64, u64) {
     file.report()
         .receivers
@@ -116,12 +117,11 @@ fn frames(file: &ReportFile) -> (u64, u64) {
         .fold((0, 0), |sum, at| (sum.0 + at.rx_frames.load(Relaxed), sum.1 + at.tx_frames.load(Relaxed)))
 }
 
-/// What a report has to say of a server that was asked so much, of which `left` datagrams could not
-/// be frames.
+/// Checks the report of a server that got `requests` requests, of which the kernel delivered
+/// `by_kernel`.
 fn check(report: &Report, requests: u64, by_kernel: u64) {
     assert_eq!(report.sum("received"), requests, "{report:?}");
-    // The last answer of a receiver may be here before it is counted there, and the server ends
-    // then.
+    // The last reply of a receiver may arrive before it is counted, and then the server ends.
     let sent = report.sum("sent");
     assert!((requests - RECEIVERS..=requests).contains(&sent), "{sent} sent of {requests}: {report:?}");
     let rest = requests - report.sum("received_by_xdp");
@@ -130,7 +130,7 @@ fn check(report: &Report, requests: u64, by_kernel: u64) {
     assert_eq!(report.reasons(), [""; 0]);
 }
 
-/// A server in C, of so many receivers of a kind, as an ordinary user.
+/// A server in C with `receivers` receivers of one kind, run as an ordinary user.
 fn serve(test: &str, how: &str, receivers: u32) {
     let Some(setup) = XdpSetup::new(test) else { return };
     let user = ["--reuid=65534", "--regid=65534", "--clear-groups"];
@@ -144,7 +144,7 @@ fn serve(test: &str, how: &str, receivers: u32) {
     assert!(status.success(), "{status}");
     let report = report.unwrap();
     check(&report, WARM_UP_DATAGRAMS + more + LOAD.count(), 0);
-    // Who is quick enough may serve alone: a thread that never receives gets no lane.
+    // A quick thread may serve all requests: a thread that never receives gets no lane.
     assert!((1..=receivers as usize).contains(&report.lanes(setup.addr)), "{report:?}");
 }
 
@@ -183,8 +183,8 @@ fn netns_xdp_children_that_block() {
     serve("netns_xdp_children_that_block", "fork", 2);
 }
 
-/// In a user namespace that maps nobody, all users of the machine have the number of its own: a
-/// program there cannot know that the launcher is not another user's.
+/// In a user namespace without a mapping, all users of the machine have the overflow uid: a program
+/// there cannot know that the launcher is not another user's.
 #[test]
 fn netns_xdp_unmapped_uids_lease_no_queues() {
     const TEST: &str = "netns_xdp_unmapped_uids_lease_no_queues";
@@ -208,7 +208,7 @@ fn netns_xdp_unmapped_uids_lease_no_queues() {
     assert_eq!(report.unwrap().reasons(), ["no-lease"]);
 }
 
-/// What XDP does not take: fragments, and what comes from the machine itself.
+/// Datagrams that XDP does not take: fragments, and those from the machine itself.
 #[test]
 fn netns_xdp_companion_socket_traffic_is_received() {
     const DATAGRAMS_EACH: u64 = 20;
@@ -227,8 +227,8 @@ fn netns_xdp_companion_socket_traffic_is_received() {
     check(&report.unwrap(), WARM_UP_DATAGRAMS + more + 3 * DATAGRAMS_EACH, 2 * DATAGRAMS_EACH);
 }
 
-/// Without its launcher a program has no queues any more, and goes on. (The launcher takes the
-/// program along that it has started, and not that one's children.)
+/// Without its launcher, a program loses its queues and continues. (The launcher kills the program
+/// that it started, but not that program's children.)
 #[test]
 fn netns_xdp_killing_the_launcher_keeps_the_program_running() {
     let Some(setup) = XdpSetup::new("netns_xdp_killing_the_launcher_keeps_the_program_running") else {
@@ -242,13 +242,13 @@ fn netns_xdp_killing_the_launcher_keeps_the_program_running() {
     setup.request_all();
 }
 
-/// A program that is killed leaves its port to the next one, which has queues, too.
+/// A program that is killed leaves its port to the next one, which gets queues, too.
 #[test]
 fn netns_xdp_a_killed_server_frees_its_port_and_queues() {
     let Some(setup) = XdpSetup::new("netns_xdp_a_killed_server_frees_its_port_and_queues") else { return };
     let line = setup.server("block", 1).join(" ");
     let pid = setup.sandbox.path("pid");
-    // Its number is there before its answers are.
+    // Its process id is there before its replies are.
     let script = format!("sh -c 'echo $$ >{pid}; exec {line}'; exec {line}");
     let script = ["/bin/sh", "-c", &script].map(str::to_owned);
     let mut server = Server::start(&setup.sandbox, &script, Some(OPTIONS));
@@ -256,29 +256,31 @@ fn netns_xdp_a_killed_server_frees_its_port_and_queues() {
     setup.request_until_xdp_replies(&mut server);
     let first: i32 = fs::read_to_string(&pid).unwrap().trim().parse().unwrap();
     process::send_signal(first, 9).unwrap();
-    wait_for("the end of the first server", || process::send_signal(first, 0).is_err());
-    // What comes while nobody is there is lost, as ever.
+    wait_for("the end of the first server", || process::send_signal(first, 0), Result::is_err).unwrap_err();
+    // Datagrams that arrive while no server is bound are lost, as without queues.
     let client_sandbox = setup.client.socket_at("0.0.0.0:0");
     client_sandbox.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
     let mut buffer = [0; 64];
-    wait_for("the second server", || {
+    let ask = || {
         _ = client_sandbox.send_to(b"there?", setup.addr);
-        client_sandbox.recv_from(&mut buffer).is_ok()
-    });
+        client_sandbox.recv_from(&mut buffer)
+    };
+    wait_for("the second server", ask, Result::is_ok).unwrap();
     drop(client_sandbox);
     let report = report_file(server.pid());
     let before = frames(&report).0;
     setup.request_all();
-    wait_for("frames to the second server", || {
+    let ask = || {
         assert_eq!(server.answer(&setup.client, setup.addr, b"again"), b"again!");
-        frames(&report).0 > before
-    });
+        frames(&report)
+    };
+    wait_for("frames to the second server (received, sent)", ask, |(received, _)| *received > before);
     let (status, report) = server.end();
     assert!(status.success(), "{status}");
     assert_eq!(report.unwrap().reasons(), [""; 0]);
 }
 
-/// Its threads start with their socket's queues; it gives up its privileges as it always does.
+/// The threads start with the queues of their socket; the program drops its privileges as usual.
 #[test]
 fn netns_xdp_memcached() {
     const TEST: &str = "netns_xdp_memcached";
@@ -315,7 +317,7 @@ fn netns_xdp_memcached() {
             assert_eq!(report.reasons(), [""; 0]);
         }
     }
-    assert!(all[0] == all[1], "answers differ");
+    assert!(all[0] == all[1], "replies differ");
 }
 
 impl Report {
@@ -323,7 +325,7 @@ impl Report {
         self.0["rows"].as_array().unwrap().iter().map(|row| row[name].as_u64().unwrap()).sum()
     }
 
-    /// Frames that were received at a port.
+    /// Number of frames that were received at a port.
     fn by_xdp(&self, port: u16) -> u64 {
         self.sum_of_port(port, "received_by_xdp")
     }
@@ -335,13 +337,13 @@ impl Report {
     }
 }
 
-/// What the program `calls.c` sees of sockets, alone and with queues; the reasons that the report
-/// may then name, and the least that had to be frames for each socket.
+/// Compares what the program `calls.c` prints alone and with queues. `reasons` are the reasons that
+/// the report must name, `frames` the minimum number of frames for each port.
 fn calls(test: &str, what: &str, reasons: &[&str], frames: &[(u16, u64)]) -> Option<Report> {
     calls_with(test, what, reasons, frames, &[])
 }
 
-/// As [`calls`]; the library gets these variables, too.
+/// As [`calls`], with environment variables for the library.
 fn calls_with(
     test: &str,
     what: &str,
@@ -352,22 +354,10 @@ fn calls_with(
     if !skip::need_root(test) {
         return None;
     }
-    // One queue: what is sent first arrives first.
+    // With one queue, datagrams arrive in the order in which they were sent.
     let testbed = Testbed::new(&Layout { queues: 1, ..Layout::default() }).unwrap();
     let sandbox = Sandbox::at(test, testbed.host(1));
-    let program = sandbox.path("calls");
-    sandbox.file("calls.h", include_str!("calls.h"));
-    let files = [
-        ("calls.c", include_str!("calls.c")),
-        ("call_results.c", include_str!("call_results.c")),
-        ("socket_lifetime.c", include_str!("socket_lifetime.c")),
-    ];
-    let files = files.map(|(name, text)| sandbox.file(name, text));
-    run_ok({
-        let mut cc = Command::new("cc");
-        cc.args(["-O1", "-Wall", "-Werror", "-pthread", "-o", &program]).args(files);
-        cc
-    });
+    let program = sandbox.compile("calls", &["calls.c", "call_results.c", "socket_lifetime.c"]);
     let (host, report) = (testbed.host(1), sandbox.path("report.json"));
     let (ip4, ip6) = (host.ip4(0).to_string(), host.ip6(0).to_string());
     let clients = testbed.host(0).namespace().path();
@@ -400,7 +390,7 @@ fn netns_xdp_receive_calls() {
     // A frame with a wrong checksum, one that is too long, a hundred between valid frames, and one
     // after the last.
     assert_eq!((report.sum_of_port(7013, "bad_frames"), report.sum("bad_frames")), (103, 103));
-    // The usual sends: else the queue saw none of the odd ones.
+    // Valid sends use the queue. Otherwise the invalid ones would not have been tested on it.
     assert!(report.sum_of_port(7019, "sent_by_xdp") >= 20, "{report:?}");
 }
 
@@ -415,8 +405,9 @@ fn netns_xdp_fallback_calls() {
 fn netns_xdp_close_calls() {
     let report = calls("netns_xdp_close_calls", "closes", &["full"], &[(7021, 101)]);
     let Some(report) = report else { return };
-    // The kernel brings the first two: by then the receiver has come back, and gets its queues
-    // before the third is sent. With few descriptors to spare (7022 and on) it gets none.
+    // The kernel delivers the first two datagrams. By then the receiver has received twice, and
+    // gets its queues before the third one is sent. From port 7022 on, too few descriptors are
+    // spare for queues.
     let few = (7022..=7032).map(|port| (port, 0));
     for (port, frames) in few.chain([(7033, 101), (7034, 10), (7035, 10)]) {
         assert_eq!(report.by_xdp(port), frames, "port {port}: {report:?}");

@@ -177,14 +177,14 @@ static void *send_all(void *number)
 	return NULL;
 }
 
-/* True if all datagrams were received, and all answers are back. */
+/* True if all datagrams were received, and all replies are back. */
 static bool is_settled(void)
 {
 	for (int at = 0; at < SOCKETS; at++) {
 		if (shared->socket[at].sent != shared->socket[at].received)
 			return false;
 	}
-	return shared->answers == shared->answers_received;
+	return shared->replies == shared->replies_received;
 }
 
 /* Pauses the senders and some receivers: the others receive everything. */
@@ -226,10 +226,10 @@ static void drain_and_check(struct actor *actor)
 						shared->line[at] ? "shared.c" :
 								   "private.c");
 			report_all();
-			fail("receivers %x of %x do not get what is queued, or %u of %u answers do not come",
+			fail("receivers %x of %x do not get what is queued, or %u of %u replies do not come",
 			     some, everybody,
-			     shared->answers - shared->answers_received,
-			     shared->answers);
+			     shared->replies - shared->replies_received,
+			     shared->replies);
 		}
 		usleep(1000);
 	}
@@ -327,7 +327,7 @@ int main(int argc, char **argv)
 		fprintf(stderr,
 			"stress: %u calls were ahead of the kernel's delivery\n",
 			shared->late);
-	printf("stress: %u datagrams, %u answers, %llu calls, nothing lost, nothing twice, nothing leaked\n",
-	       shared->ids, shared->answers, (unsigned long long)shared->calls);
+	printf("stress: %u datagrams, %u replies, %llu calls, nothing lost, nothing twice, nothing leaked\n",
+	       shared->ids, shared->replies, (unsigned long long)shared->calls);
 	return 0;
 }

@@ -87,7 +87,7 @@ void send_shared(struct actor *actor, const int *flows)
 	CHECK(sent == head->len, "sendto: %zd of %u: %m", sent, head->len);
 }
 
-/* Receives answers: each arrives once, at the flow that asked. */
+/* Receives replies: each arrives once, at the flow that asked. */
 void receive_answers(const int *flows)
 {
 	for (int flow = 0; flow < FLOWS; flow++) {
@@ -104,7 +104,7 @@ void receive_answers(const int *flows)
 			      "not an answer: %zd bytes", got);
 			CHECK(!shared->answered[head.id]++,
 			      "datagram %u was answered twice", head.id);
-			shared->answers_received++;
+			shared->replies_received++;
 		}
 	}
 }
@@ -122,12 +122,12 @@ static void answer(struct actor *actor, int fd, const char *buffer,
 	ssize_t sent;
 
 	if (!draw(actor, 4) ||
-	    shared->answers - shared->answers_received >= ANSWERS)
+	    shared->replies - shared->replies_received >= REPLIES_MAX)
 		return;
 	memcpy(&head, buffer, sizeof(head));
 	head.check = ~head.check;
 	/* Counted before it can arrive. */
-	shared->answers++;
+	shared->replies++;
 	if (draw(actor, 2))
 		sent = sendmsg(fd, &message, 0);
 	else

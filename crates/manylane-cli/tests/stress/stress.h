@@ -33,8 +33,8 @@ enum way {
 #define FLOWS 8
 /* Datagrams of a socket in flight: every receive buffer has room for them. */
 #define WINDOW 48
-/* Answers in flight: the receive buffer of each flow has room for them. */
-#define ANSWERS 100
+/* Replies in flight: the receive buffer of each flow has room for them. */
+#define REPLIES_MAX 100
 #define DATAGRAMS_MAX (1u << 28)
 #define TIMEOUT_MS 20
 
@@ -70,8 +70,8 @@ struct shared {
 	/* The position of each receiver, for the report of a failure. */
 	_Atomic uint32_t process[RECEIVERS], thread[RECEIVERS];
 	_Atomic uint32_t last[RECEIVERS], line[RECEIVERS];
-	/* Answers that were sent, and that arrived. */
-	_Atomic uint32_t answers, answers_received;
+	/* Replies that were sent, and that arrived. */
+	_Atomic uint32_t replies, replies_received;
 	struct shared_socket socket[SOCKETS];
 	_Atomic uint8_t seen[DATAGRAMS_MAX]; /* how often each was received */
 	_Atomic uint8_t

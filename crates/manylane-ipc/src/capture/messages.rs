@@ -47,24 +47,24 @@ impl Request {
     /// # Errors
     /// The reason for the refusal.
     pub fn parse(message: &[u8]) -> Result<Self, String> {
-        let text = std::str::from_utf8(message).map_err(|_| "that is no text".to_owned())?;
+        let text = std::str::from_utf8(message).map_err(|_| "the request is not UTF-8".to_owned())?;
         let words: Vec<&str> = text.split_ascii_whitespace().collect();
         let (version, rest) = match words.as_slice() {
             [NAME_PREFIX, version, rest @ ..] => (*version, rest),
-            _ => return Err("that is no question about a capture".into()),
+            _ => return Err("unknown request".into()),
         };
         if version.parse() != Ok(VERSION) {
             return Err(format!(
                 "this process has version {VERSION} of captures: capture it with the manylane that it was built with"
             ));
         }
-        let number = |word: &str| word.parse().map_err(|_| format!("{word:?} is no number"));
+        let number = |word: &str| word.parse().map_err(|_| format!("invalid number {word:?}"));
         match rest {
             ["describe"] => Ok(Self::Describe),
             ["start", snaplen, buffer] => {
                 Ok(Self::Start { snaplen: number(snaplen)?, buffer: number(buffer)? })
             }
-            _ => Err("that is no question about a capture".into()),
+            _ => Err("unknown request".into()),
         }
     }
 }
@@ -125,7 +125,7 @@ impl Reply {
     /// # Errors
     /// `InvalidData` if it is none.
     pub fn parse(message: &[u8]) -> io::Result<Self> {
-        let wrong = || io::Error::new(io::ErrorKind::InvalidData, "it answers something else");
+        let wrong = || io::Error::new(io::ErrorKind::InvalidData, "unexpected reply");
         let text = std::str::from_utf8(message).map_err(|_| wrong())?;
         if let Some(why) = text.strip_prefix("refused ") {
             // Printed to a terminal: strip what another process may have injected.

@@ -2,19 +2,9 @@
 //! lock.
 //!
 //! The memory is 64-bit words, each read and written individually: whatever the other process does
-//! meanwhile, a load returns some value, and nothing worse happens. The words of the producer's
-//! part:
-//!
-//! | words | hold |
-//! |---|---|
-//! | 0, 1, 2 | the format ([`MAGIC`], with the version), words of frames (a power of two), devices |
-//! | 3 | not 0: the producer is gone |
-//! | 8 | words of frames produced so far |
-//! | 16 + 4 n | of device n: its index, dropped frames that it received, and that it was to send; the last is "any other" |
-//! | then | frames: words of a header, then the bytes; each record follows the last one and wraps around |
-//!
-//! The consumer has a part of its own, of which it writes the first word: words of frames consumed
-//! so far. The order:
+//! meanwhile, a load returns some value, and nothing worse happens. `abi/manylane_capture.h` has
+//! their layout. The consumer has a part of its own, of which it writes the first word: words of
+//! frames consumed so far. The order:
 //!
 //! 1. *A frame is written before it is announced.* The producer writes the words of a record, then
 //!    its counter with `Release`. The consumer reads the counter, then passes a fence with
@@ -42,7 +32,7 @@ mod sync {
     pub(super) use loom::sync::atomic::{AtomicU64, Ordering, fence};
 }
 
-/// "mlanecap", and the version of the layout.
+/// "mlanecap", and the version of the layout (`struct mlc_ring`).
 const MAGIC: u64 = u64::from_ne_bytes(*b"mlanecap") ^ VERSION;
 const VERSION: u64 = 1;
 
@@ -52,9 +42,9 @@ const DEVICES_OFFSET: usize = 2;
 const CLOSED_OFFSET: usize = 3;
 const PRODUCED_OFFSET: usize = 8;
 const DEVICE_TABLE_OFFSET: usize = 16;
-/// Words per device: its index, two counters, one unused.
+/// Words per device: its index, two counters, one unused (`struct mlc_device`).
 const DEVICE_WORDS: usize = 4;
-/// Words of a record's header.
+/// Words of a record's header (`struct mlc_record`).
 const RECORD_HEADER_WORDS: usize = 3;
 /// Index of the last device entry, which stands for all devices without counters.
 const IFINDEX_OTHER: u32 = 0;
@@ -122,6 +112,13 @@ pub(super) fn ring_words(devices: usize, bytes: usize) -> usize {
     // At least the longest frame, so that each frame fits once the ring has been read.
     let words = (bytes / 8).max(RECORD_HEADER_WORDS + SNAPLEN_MAX.div_ceil(8)).next_power_of_two();
     header_words(devices.min(DEVICES_MAX)) + words
+}
+
+/// Index of word `at` of the frames, counted from the beginning.
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "less than the number of words in memory")]
+fn word_index(at: u64, capacity: u64) -> usize {
+    (at & (capacity - 1)) as usize
 }
 
 /// Words that are possibly read-only: all loads are relaxed.
@@ -204,7 +201,7 @@ impl<M: AsRef<[AtomicU64]>> Producer<M> {
             return;
         }
         let frames = &self.data.as_ref()[self.header..];
-        let (wrapped, first) = frames.split_at((self.produced & (self.capacity - 1)) as usize);
+        let (wrapped, first) = frames.split_at(word_index(self.produced, self.capacity));
         let out = u64::from(head.direction == Direction::Out) << 63;
         let queue = u64::from(head.queue & 0x7fff_ffff) << 32;
         let words = [
@@ -280,6 +277,8 @@ pub struct Consumer<D, M> {
     header: usize,
     capacity: u64,
     consumed: u64,
+    /// The producer's counter at the stop: nothing after it is read.
+    end: Option<u64>,
     /// The next record, read and checked, and the number of bytes kept.
     next: Option<(RecordHeader, usize)>,
 }
@@ -292,7 +291,7 @@ impl<D: Words, M: AsRef<[AtomicU64]>> Consumer<D, M> {
     pub(super) fn new(data: D, taken_by_us: M) -> Result<Self, CorruptRing> {
         let read = |at: usize| if at < data.len() { data.load(at) } else { 0 };
         if read(MAGIC_OFFSET) != MAGIC || taken_by_us.as_ref().is_empty() {
-            return Err(CorruptRing("the memory is no ring of frames that this version knows"));
+            return Err(CorruptRing("the memory is not a ring of frames of this version"));
         }
         fence(Ordering::Acquire);
         let (capacity, devices) = (read(CAPACITY_OFFSET), read(DEVICES_OFFSET));
@@ -310,6 +309,7 @@ impl<D: Words, M: AsRef<[AtomicU64]>> Consumer<D, M> {
                     header,
                     capacity,
                     consumed: 0,
+                    end: None,
                     next: None,
                 })
             }
@@ -323,7 +323,13 @@ impl<D: Words, M: AsRef<[AtomicU64]>> Consumer<D, M> {
 
     /// Word `at` of the frames, counted from the beginning.
     fn frame_word(&self, at: u64) -> u64 {
-        self.load(self.header + (at & (self.capacity - 1)) as usize)
+        self.load(self.header + word_index(at, self.capacity))
+    }
+
+    /// Ends the ring after the frames announced so far. Later ones are not read, so that a producer
+    /// that never stops cannot keep the consumer busy.
+    pub fn stop(&mut self) {
+        self.end = Some(self.load(PRODUCED_OFFSET));
     }
 
     /// The next frame; none if there is none yet.
@@ -334,7 +340,7 @@ impl<D: Words, M: AsRef<[AtomicU64]>> Consumer<D, M> {
         if let Some((head, _)) = self.next {
             return Ok(Some(head));
         }
-        let put = self.load(PRODUCED_OFFSET);
+        let put = self.end.unwrap_or_else(|| self.load(PRODUCED_OFFSET));
         // With the counter, what it announces is visible (1).
         fence(Ordering::Acquire);
         let there = put.wrapping_sub(self.consumed);
@@ -345,16 +351,16 @@ impl<D: Words, M: AsRef<[AtomicU64]>> Consumer<D, M> {
             return Err(CorruptRing("a ring of frames claims more than it can hold"));
         }
         let [sizes, time, place] = [0, 1, 2].map(|at| self.frame_word(self.consumed + at));
-        let (kept, len) = (sizes as u32 as usize, (sizes >> 32) as u32);
+        let (kept, len) = ((sizes & 0xffff_ffff) as usize, (sizes >> 32) as u32);
         if kept > SNAPLEN_MAX
             || kept > len as usize
             || (RECORD_HEADER_WORDS + kept.div_ceil(8)) as u64 > there
         {
-            return Err(CorruptRing("a frame in a ring has a length that cannot be"));
+            return Err(CorruptRing("invalid length of a frame in a ring"));
         }
         let direction = if place >> 63 == 1 { Direction::Out } else { Direction::In };
         let queue = (place >> 32) as u32 & 0x7fff_ffff;
-        let head = RecordHeader { time, ifindex: place as u32, queue, direction, len };
+        let head = RecordHeader { time, ifindex: (place & 0xffff_ffff) as u32, queue, direction, len };
         self.next = Some((head, kept));
         Ok(Some(head))
     }
@@ -393,7 +399,7 @@ impl<D: Words, M: AsRef<[AtomicU64]>> Consumer<D, M> {
         (0..=self.devices).map(|device| {
             let [ifindex, received, sent] =
                 [0, 1, 2].map(|at| self.load(DEVICE_TABLE_OFFSET + DEVICE_WORDS * device + at));
-            DropCounts { ifindex: ifindex as u32, received, sent }
+            DropCounts { ifindex: u32::try_from(ifindex).unwrap_or(IFINDEX_OTHER), received, sent }
         })
     }
 }

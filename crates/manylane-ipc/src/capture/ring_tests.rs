@@ -44,6 +44,27 @@ mod plain {
     }
 
     #[test]
+    fn ring_words_have_the_layout_of_the_header() {
+        let (data, taken) = (words(32 + 8), words(1));
+        let mut producer = Producer::new(data.clone(), taken.clone(), &[5]);
+        let out = RecordHeader { direction: Direction::Out, ..record_header(77, 900) };
+        producer.record(&out, b"12345678ninth");
+        producer.record(&record_header(0, 80), &[0; 80]);
+        producer.record(&out, &[0; 80]);
+        drop(producer);
+        let written = |at: usize| data[at].load(Ordering::Relaxed);
+        let head = [u64::from_ne_bytes(*b"mlanecap") ^ 1, 8, 1, 1, 0, 0, 0, 0, 5];
+        assert_eq!([0, 1, 2, 3, 4, 5, 6, 7, 8].map(written), head);
+        assert_eq!([16, 17, 18, 19, 20, 21, 22, 23].map(written), [5, 1, 1, 0, 0, 0, 0, 0]);
+        assert_eq!([32, 33, 34].map(written), [13 | 900 << 32, 77, 5 | 2 << 32 | 1 << 63]);
+        let bytes = [*b"12345678", *b"ninth\0\0\0"].map(u64::from_ne_bytes);
+        assert_eq!([35, 36, 37].map(written), [bytes[0], bytes[1], 0]);
+        let mut consumer = Consumer::new(data, taken.clone()).unwrap();
+        assert_eq!(consumer.pop(&mut Vec::new()), Ok(Some(out)));
+        assert_eq!(taken[0].load(Ordering::Relaxed), 5);
+    }
+
+    #[test]
     fn ring_frames_round_trip() {
         let (mut producer, mut consumer) = ring(64);
         let mut bytes = vec![1];
@@ -66,6 +87,22 @@ mod plain {
             (Ok(Some(record_header(3, 8))), &b"12345678"[..])
         );
         assert_eq!(consumer.is_finished(), Ok(false));
+        drop(producer);
+        assert_eq!(consumer.is_finished(), Ok(true));
+    }
+
+    #[test]
+    fn a_stopped_ring_ends_after_the_frames_announced_before() {
+        let (mut producer, mut consumer) = ring(16);
+        let mut bytes = Vec::new();
+        (1..4).for_each(|time| producer.record(&record_header(time, 8), b"in time."));
+        assert_eq!(consumer.pop(&mut bytes), Ok(Some(record_header(1, 8))));
+        consumer.stop();
+        for time in 2..4 {
+            producer.record(&record_header(9, 8), b"too late");
+            assert_eq!(consumer.pop(&mut bytes), Ok(Some(record_header(time, 8))));
+        }
+        assert_eq!(consumer.pop(&mut bytes), Ok(None));
         drop(producer);
         assert_eq!(consumer.is_finished(), Ok(true));
     }

@@ -19,7 +19,8 @@ impl RouteKey {
     #[inline]
     pub fn new(local: IpAddr, peer: IpAddr) -> Option<Self> {
         let (local, peer) = (addr_bits(local), addr_bits(peer));
-        let key = Self([(local >> 64) as u64, local as u64, (peer >> 64) as u64, peer as u64]);
+        let ([local_high, local_low], [peer_high, peer_low]) = (halves(local), halves(peer));
+        let key = Self([local_high, local_low, peer_high, peer_low]);
         (is_v4(local) == is_v4(peer)).then_some(key)
     }
 
@@ -67,17 +68,23 @@ fn is_v4(bits: u128) -> bool {
 
 pub(super) fn words_to_addr(high: u64, low: u64) -> IpAddr {
     let bits = u128::from(high) << 64 | u128::from(low);
-    if is_v4(bits) { Ipv4Addr::from(bits as u32).into() } else { Ipv6Addr::from(bits).into() }
+    if is_v4(bits) { Ipv4Addr::from((low & 0xffff_ffff) as u32).into() } else { Ipv6Addr::from(bits).into() }
+}
+
+/// The upper and the lower half.
+#[inline]
+pub(super) fn halves(bits: u128) -> [u64; 2] {
+    [(bits >> 64) as u64, (bits & 0xffff_ffff_ffff_ffff) as u64]
 }
 
 /// Combines both halves of a product; each depends on every bit of the factors.
 #[inline]
 fn folded_multiply(a: u64, b: u64) -> u64 {
-    let product = u128::from(a) * u128::from(b);
-    (product >> 64) as u64 ^ product as u64
+    let [high, low] = halves(u128::from(a) * u128::from(b));
+    high ^ low
 }
 
-/// Where frames to a peer are sent.
+/// Next hop of frames to a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NextHop {
     /// The outgoing device; 0 only in an empty slot.
@@ -155,7 +162,7 @@ impl Slot {
             ifindex: (device >> 32) as u32,
             source_mac: word_to_mac(source_mac),
             mac: word_to_mac(mac),
-            mtu: device as u32,
+            mtu: (device & 0xffff_ffff) as u32,
         };
         Some((next, [(mac >> 48) as u16, (source_mac >> 48) as u16], more))
     }

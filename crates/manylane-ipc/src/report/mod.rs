@@ -28,7 +28,7 @@ pub use self::reason::Reason;
 /// First word of a report.
 pub const MAGIC: u32 = 0x4853_4c4d;
 /// Version of the layout.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Number of receiver slots.
 pub const RECEIVERS: usize = 1024;
 /// Number of reason slots.
@@ -44,6 +44,71 @@ pub const CLAIMED: u32 = 1;
 pub const OPEN: u32 = 2;
 /// State of a slot: its receiver ended; the counts stay until the slot is reused.
 pub const ENDED: u32 = 3;
+
+/// Passes the counters of a receiver to the macro `$then`: the documentation of each, its field in
+/// [`Receiver`], and its name in JSON and metrics.
+#[macro_export]
+macro_rules! receiver_counters {
+    ($then:ident) => {
+        $then! {
+            /// Datagrams returned to the program.
+            rx_datagrams: received;
+            /// Their bytes.
+            rx_bytes: received_bytes;
+            /// Calls of the program that returned datagrams.
+            rx_batches: receive_calls;
+            /// Received datagrams that were in the lane of another thread.
+            rx_from_other_lanes: received_from_other_lanes;
+            /// Received datagrams that passed the kernel's stack by (engine xdp).
+            rx_frames: received_by_xdp;
+            /// Frames that were dropped because they were malformed or had a wrong checksum (engine
+            /// xdp).
+            rx_bad_frames: bad_frames;
+            /// Datagrams sent.
+            tx_datagrams: sent;
+            /// Their bytes.
+            tx_bytes: sent_bytes;
+            /// Calls of the program that sent datagrams.
+            tx_batches: send_calls;
+            /// Sent datagrams that passed the kernel's stack by.
+            tx_frames: sent_by_xdp;
+        }
+    };
+}
+
+macro_rules! receiver {
+    ($($(#[$doc:meta])* $cell:ident: $name:ident;)*) => {
+        atomics! {
+            /// A thread that receives on a socket (`struct mls_receiver`). Only that thread writes
+            /// it.
+            pub struct Receiver {
+                /// [`FREE`], [`CLAIMED`], [`OPEN`] or [`ENDED`].
+                pub state: AtomicU32,
+                /// Its process.
+                pub pid: AtomicU32,
+                /// Its thread.
+                pub tid: AtomicU32,
+                /// Its current lane; [`NO_LANE`] if none.
+                pub lane: AtomicU32,
+                /// The address that the socket is bound to.
+                pub addr: Addr,
+                $($(#[$doc])* pub $cell: AtomicU64,)*
+                /// Inode of its lane's kernel socket, as in `/proc/PID/fd` and `/proc/net/udp`; 0
+                /// if it is not known.
+                pub inode: AtomicU64,
+            }
+        }
+
+        impl Receiver {
+            /// Sets all counters to 0.
+            pub fn clear(&self) {
+                $(self.$cell.store(0, Ordering::Relaxed);)*
+            }
+        }
+    };
+}
+
+receiver_counters!(receiver);
 
 atomics! {
     /// A bound address (`struct mls_addr`).
@@ -73,43 +138,6 @@ atomics! {
         /// UDP sockets bound to a port that the library handles.
         pub sockets: AtomicU32,
         pad: [AtomicU64; 4],
-    }
-
-    /// A thread that receives on a socket (`struct mls_receiver`). Only that thread writes it.
-    pub struct Receiver {
-        /// [`FREE`], [`CLAIMED`], [`OPEN`] or [`ENDED`].
-        pub state: AtomicU32,
-        /// Its process.
-        pub pid: AtomicU32,
-        /// Its thread.
-        pub tid: AtomicU32,
-        /// Its current lane; [`NO_LANE`] if none.
-        pub lane: AtomicU32,
-        /// The address that the socket is bound to.
-        pub addr: Addr,
-        /// Datagrams returned to the program.
-        pub rx_datagrams: AtomicU64,
-        /// Their bytes.
-        pub rx_bytes: AtomicU64,
-        /// Calls of the program that returned datagrams.
-        pub rx_batches: AtomicU64,
-        /// Datagrams sent.
-        pub tx_datagrams: AtomicU64,
-        /// Their bytes.
-        pub tx_bytes: AtomicU64,
-        /// Calls of the program that sent datagrams.
-        pub tx_batches: AtomicU64,
-        /// Of `rx_datagrams`, those from another thread's lane.
-        pub rx_stolen: AtomicU64,
-        /// Of `rx_datagrams`, those received as frames (engine `xdp`).
-        pub rx_frames: AtomicU64,
-        /// Of `tx_datagrams`, those sent as frames.
-        pub tx_frames: AtomicU64,
-        /// Inode of its lane's kernel socket, as in `/proc/PID/fd` and `/proc/net/udp`; 0 if it is
-        /// not known.
-        pub inode: AtomicU64,
-        /// Frames that were dropped because they were malformed or had a wrong checksum.
-        pub rx_bad_frames: AtomicU64,
     }
 
     /// Count of a reason for which sockets became plain ones (`struct mls_reason`).
@@ -144,9 +172,9 @@ const _: () = assert!(offset_of!(ReasonSlot, last_addr) == 16);
 const _: () = assert!(size_of::<Receiver>() == 128);
 const _: () = assert!(offset_of!(Receiver, addr) == 16);
 const _: () = assert!(offset_of!(Receiver, rx_datagrams) == 40);
-const _: () = assert!(offset_of!(Receiver, rx_stolen) == 88);
-const _: () = assert!(offset_of!(Receiver, rx_frames) == 96);
-const _: () = assert!(offset_of!(Receiver, rx_bad_frames) == 120);
+const _: () = assert!(offset_of!(Receiver, rx_from_other_lanes) == 64);
+const _: () = assert!(offset_of!(Receiver, tx_frames) == 112);
+const _: () = assert!(offset_of!(Receiver, inode) == 120);
 const _: () = assert!(offset_of!(Report, receivers) == 64 + 64 * REASONS);
 const _: () = assert!(Reason::ALL.len() <= REASONS);
 
@@ -163,7 +191,7 @@ impl Addr {
         }
         self.port.store(addr.port().to_be(), Ordering::Relaxed);
         let family = if addr.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-        self.family.store(family as u16, Ordering::Relaxed);
+        self.family.store(u16::try_from(family).unwrap_or(0), Ordering::Relaxed);
     }
 
     /// The address; none if it was never written.
@@ -197,6 +225,7 @@ impl ReportFile {
     ///
     /// # Errors
     /// Those of making and mapping the file.
+    #[expect(clippy::cast_possible_truncation, reason = "small constants")]
     pub fn create() -> io::Result<(Self, OwnedFd)> {
         let (report, fd) = Shared::<Report>::create(c"manylane-report")?;
         let header = &report.header;
@@ -235,8 +264,8 @@ impl ReportFile {
     /// Maps the report at `path`.
     ///
     /// # Errors
-    /// Those of opening and mapping the file; `InvalidData` if it is no report of this version, or
-    /// could shrink.
+    /// Those of opening and mapping the file; `InvalidData` if it is not a report of this version,
+    /// or could shrink.
     pub fn open(path: &Path) -> io::Result<Self> {
         // Never blocks, whatever file the path refers to now.
         let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
@@ -249,7 +278,7 @@ impl ReportFile {
         let header = &report.header;
         if header.magic.load(Ordering::Acquire) != MAGIC || header.version.load(Ordering::Relaxed) != VERSION
         {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "no report of this version"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "not a report of this version"));
         }
         Ok(Self { report: report.leak() })
     }

@@ -19,7 +19,7 @@ const TWO_CORES: &str = "two threads, two cores";
 pub(super) const ONE_THREAD: &str = "one thread";
 const TIME_COLUMN: &str = "ms";
 /// Transfer time of a cache line, which shows whether they are two cores.
-const LINE_HANDOVER: &str = "line handed over, ns";
+const LINE_HANDOVER: &str = "line transfer, ns";
 
 /// A sample of each in every round.
 pub(super) fn rows(scale: &Scale, stop: &AtomicBool) -> Result<Vec<Row>> {
@@ -66,13 +66,13 @@ fn pick_cpus(
         if near.is_some() { (None, sibling.0.or(other_core.0)) } else { (other_core.0, sibling.0) };
     let not_apart = match near {
         Some(ns) => format!(
-            "by what the kernel says there are two cores, but a cache line takes {} ns from one to the other, as between two threads of one",
+            "the kernel reports two cores, but a cache line takes {} ns between them, as between two threads of one",
             format_number(ns)
         ),
         None => "there is one core".into(),
     };
     let far = other_core.1.map_or_else(String::new, |ns| {
-        format!("; a cache line takes {} ns from one to the other, as between two cores", format_number(ns))
+        format!("; a cache line takes {} ns between them, as between two cores", format_number(ns))
     });
     let not_shared = format!("no two CPUs of this machine share a core{far}");
     ([apart, shared], [not_apart, not_shared])
@@ -125,10 +125,7 @@ mod tests {
     fn measured_cpu_distance_overrides_the_kernel_topology() {
         let (places, reasons) = pick_cpus((None, None), (Some(1), Some(50.0)));
         assert_eq!(places, [Some(1), None]);
-        assert!(
-            reasons[1].contains("takes 50.0 ns from one to the other, as between two cores"),
-            "{reasons:?}"
-        );
+        assert!(reasons[1].contains("takes 50.0 ns between them, as between two cores"), "{reasons:?}");
         let (places, reasons) = pick_cpus((None, None), (Some(1), Some(8.0)));
         assert_eq!(places, [None, Some(1)]);
         assert!(

@@ -26,13 +26,13 @@ pub(super) fn tables() -> Vec<Table> {
         Table::new(TABLE_1, "Table 1: datagrams per second, by run", Some(Plot::Bars("method"))),
         Table::new(
             GAP_1,
-            "Table 1, columns Gap: more datagrams per second than the default of the same run, %",
+            "Table 1, columns Gap: change of datagrams per second against the default of the same run, %",
             None,
         ),
         Table::new(TABLE_2, "Table 2: round-trip time in ms, by run", None),
         Table::new(
             GAP_2,
-            "Table 2, columns Gap: longer round trips than the default's of the same run, %",
+            "Table 2, columns Gap: change of the round-trip time against the default of the same run, %",
             None,
         ),
         Table::new(
@@ -154,7 +154,7 @@ fn relative_changes(rows: &[Row], default: &str, table: &str) -> Vec<Row> {
             Row::new(table, &row.line, &row.column, "%", vec![100.0 * (value / base - 1.0)])
         }
         _ => {
-            let why = row.why_not.as_deref().unwrap_or("there is no default to compare with");
+            let why = row.why_not.as_deref().unwrap_or("no default to compare with");
             Row::unavailable(table, &row.line, &row.column, "%", why)
         }
     };
@@ -163,14 +163,14 @@ fn relative_changes(rows: &[Row], default: &str, table: &str) -> Vec<Row> {
 
 pub(super) fn differences() -> Vec<String> {
     [
-        "Between two hosts of the testbed on one machine; the paper had two machines and network cards. The generator has a CPU of its own and does, as veth devices are, also what the kernel does before the socket; the receiving threads share what is left.",
-        "As on the paper's receiver, two threads receive where several do. With two CPUs in all they share one here, so that several threads and bound sockets cannot gain what a second core gave the paper.",
-        "NUMA: the receiver's memory (set_mempolicy, MPOL_BIND) and its thread are bound to the node where the device's work is done, which for devices of the testbed is that of the generator's CPU, but not to a single CPU of it as in the other columns; on a machine with several nodes a second column binds to another one. The paper does not say how it did it. Memory of the datagrams in the kernel is taken by whoever makes them, and is bound to nothing.",
-        "The paper's column NUMA of Table 2 is, by its text, the run with pinned threads; it stands here as such.",
-        "The paper's round trips are 37 to 62 ms, a thousand times those of a local network: whatever was measured there, only ratios can be compared.",
-        "The paper's columns Gap have no signs: its NUMA is a loss, all of its Table 2 are savings. Two of its gains are shares, not gains: 1114k of 451.3k are 246.84 % of it, an increase by 146.84 % (on average 250.44 %, an increase by 150.7 %); 37.426 ms of 57.224 ms are 65.40 % of it, a decrease by 34.60 % (on average 65.83 %, a decrease by 34.7 %). Ours are differences with their signs in all columns.",
-        "Shared and dedicated cores: which CPUs are threads of one core is known by how long a cache line takes between them (below 25 ns), since in a virtual machine the kernel repeats what the hypervisor made up.",
-        "A request has 10 bytes, a ping-pong of one client; each figure is the median of a stretch.",
+        "Traffic runs between two hosts of the testbed on one machine. The paper had two machines with network cards. The generator has a CPU of its own, which, as usual with veth devices, also does the kernel's receive work up to the socket. The receiving threads share the other CPUs.",
+        "As in the paper, runs with several receiving threads have two. On a machine with two CPUs they share one, so that several threads and bound sockets cannot gain as much as from the paper's second core.",
+        "NUMA: the receiver's memory (set_mempolicy, MPOL_BIND) and its thread are bound to the node that does the device's work, which in the testbed is that of the generator's CPU. The thread is not bound to a single CPU, unlike in the other columns. On a machine with several nodes, a second column binds to another node. The paper does not describe its method. The sender allocates the kernel's memory for datagrams, which is not bound.",
+        "According to the paper's text, its column NUMA of Table 2 is the run with pinned threads. The table here treats it so.",
+        "The paper's round trips take 37 to 62 ms, a thousand times as long as in a local network. So only ratios can be compared.",
+        "The paper's columns Gap have no signs: its NUMA is a loss, and all values of its Table 2 are savings. Two of its gains are ratios: 1114k is 246.84 % of 451.3k, an increase by 146.84 % (on average 250.44 %, an increase by 150.7 %), and 37.426 ms is 65.40 % of 57.224 ms, a decrease by 34.60 % (on average 65.83 %, a decrease by 34.7 %). Ours are signed differences in all columns.",
+        "Shared and dedicated cores: two CPUs count as threads of one core if a cache line takes less than 25 ns between them. In a virtual machine, the kernel only knows what the hypervisor reports.",
+        "One client sends requests of 10 bytes in a ping-pong. Each figure is the median of a sample.",
     ]
     .map(String::from)
     .to_vec()
@@ -226,6 +226,6 @@ mod tests {
         ];
         assert_eq!(told(gaps), expected);
         let gaps = told(relative_changes(&rows[1..], throughput::DEFAULT, GAP_1));
-        assert_eq!(gaps[1].2.as_deref(), Some("there is no default to compare with"));
+        assert_eq!(gaps[1].2.as_deref(), Some("no default to compare with"));
     }
 }

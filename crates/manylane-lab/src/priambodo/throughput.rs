@@ -220,7 +220,7 @@ mod tests {
             return;
         };
         if let Err(err) = thread::spawn(|| numa::bind_memory(&[0])).join().unwrap() {
-            eprintln!("skipped: no memory can be bound here ({err})");
+            eprintln!("skipped: cannot bind memory ({err})");
             return;
         }
         let got = measure_rate(&mut setup, METHODS[0], Some(&node), Duration::from_millis(100)).unwrap();

@@ -105,9 +105,9 @@ fn paper_rows(seen: &Contentions, taken: Option<&LockClasses>, threads: usize) -
             let us = sums.held_ns as f64 / 1e3;
             rows.push(Row::new(table, &line, HOLD_TIME, "µs", vec![us]));
             rows.push(Row::new(table, &line, ACQUISITIONS, "", vec![sums.acquisitions as f64]));
-            rows.push(each(HOLD_TIME_MEAN, us, sums.acquisitions, "nobody took it"));
+            rows.push(each(HOLD_TIME_MEAN, us, sums.acquisitions, "no acquisitions"));
         } else {
-            let why = "this kernel counts neither acquisitions nor hold times (no CONFIG_LOCK_STAT)";
+            let why = "this kernel does not count acquisitions and hold times (needs CONFIG_LOCK_STAT)";
             let columns = [(HOLD_TIME, "µs"), (ACQUISITIONS, ""), (HOLD_TIME_MEAN, "µs")];
             rows.extend(columns.map(|(column, unit)| Row::unavailable(table, &line, column, unit, why)));
         }
@@ -115,10 +115,10 @@ fn paper_rows(seen: &Contentions, taken: Option<&LockClasses>, threads: usize) -
         let us = ns as f64 / 1e3;
         rows.push(Row::new(table, &line, WAIT_TIME, "µs", vec![us]));
         rows.push(Row::new(table, &line, CONTENTIONS, "", vec![count as f64]));
-        rows.push(each(WAIT_TIME_MEAN, us, count, "nobody waited"));
+        rows.push(each(WAIT_TIME_MEAN, us, count, "no waits"));
     }
     for column in [HOLD_TIME, ACQUISITIONS, HOLD_TIME_MEAN, WAIT_TIME, CONTENTIONS, WAIT_TIME_MEAN] {
-        let why = "memory accounting cannot be switched off in a stock kernel";
+        let why = "a stock kernel cannot turn off memory accounting";
         rows.push(Row::unavailable(TABLE_3, &line, column, "", why));
     }
     rows

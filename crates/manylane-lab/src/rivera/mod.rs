@@ -24,7 +24,7 @@ use crate::lockstat;
 const READER_COUNTS: [usize; 4] = [1, 2, 4, 8];
 
 const FIGURE_2: &str = "figure 2";
-const FIGURE_2_CPU: &str = "figure 2, processor time";
+const FIGURE_2_CPU: &str = "figure 2, CPU time";
 const FIGURE_4: &str = "figure 4";
 const TABLE_1: &str = "table I";
 const TABLE_2: &str = "table II";
@@ -35,10 +35,10 @@ const CALLERS: &str = "callers";
 /// the kernel prints: 2,001,099 ms of holding would be half an hour for a run of seconds.
 const HOLD_TIME: &str = "held, µs";
 const ACQUISITIONS: &str = "acquisitions";
-const HOLD_TIME_MEAN: &str = "held each, µs";
+const HOLD_TIME_MEAN: &str = "mean hold, µs";
 const WAIT_TIME: &str = "waited, µs";
 const CONTENTIONS: &str = "contentions";
-const WAIT_TIME_MEAN: &str = "waited each, µs";
+const WAIT_TIME_MEAN: &str = "mean wait, µs";
 
 /// Flows of figure 2: enough for the kernel's hash to give each of eight sockets some.
 const FLOWS: u16 = 64;
@@ -77,22 +77,20 @@ fn queue_readers() -> Vec<Reader> {
 pub(super) fn tables(scale: &Scale) -> Vec<Table> {
     let units = format_number(scale.units as f64);
     let what = format!("{units} units of {UNIT_SIZE} bytes");
-    let lines = Some(Plot::Lines("threads that read"));
+    let lines = Some(Plot::Lines("reading threads"));
     let shared = Baseline::Line("socket/recvfrom");
     vec![
-        Table::new(FIGURE_2, format!("Figure 2: seconds until {what} are read, by threads that read"), lines)
+        Table::new(FIGURE_2, format!("Figure 2: seconds to read {what}, by reading threads"), lines)
             .compared_with(shared),
         Table::new(
             FIGURE_2_CPU,
-            "Beside figure 2: nanoseconds of CPU time of the reading threads, per unit",
+            "In addition to figure 2: nanoseconds of CPU time of the reading threads, per unit",
             lines,
         )
         .compared_with(shared),
         Table::new(
             FIGURE_4,
-            format!(
-                "Figure 4: seconds until {what} of one source are read: one queue, and a queue for each thread"
-            ),
+            format!("Figure 4: seconds to read {what} from one source: one queue, and a queue per thread"),
             lines,
         )
         .compared_with(shared),
@@ -101,7 +99,7 @@ pub(super) fn tables(scale: &Scale) -> Vec<Table> {
         Table::new(TABLE_3, "Table III: lock of the receive queue, without memory accounting", None),
         Table::new(
             CALLERS,
-            format!("Waits for locks by caller, {what}: contentions for each million units, and time"),
+            format!("Waits for locks by caller, {what}: contentions per million units, and time"),
             None,
         ),
     ]
@@ -176,22 +174,22 @@ pub(super) fn paper_values() -> Vec<PaperValue> {
 
 pub(super) fn differences(scale: &Scale) -> Vec<String> {
     let mut all = vec![
-        "The paper draws figures 2 and 4 without printing their numbers, so no number of the paper stands beside ours there; those of Tables I to III do.".into(),
+        "The paper plots figures 2 and 4 without their numbers. Only Tables I to III have the paper's numbers beside ours.".into(),
         format!(
-            "Here all threads together read {} units. The acquisitions in the paper's tables grow with the threads (three for each unit and thread), so there each thread seems to have read 500,000: compare per unit.",
+            "Here all threads together read {} units. The acquisitions in the paper's tables grow with the number of threads (three per unit and thread), so each of its threads seems to have read 500,000 units. Compare per unit.",
             format_number(scale.units as f64)
         ),
-        "The sender waits when more units are under way than the receive buffer is sure to hold, so that nothing is lost and every count is exact; of the paper's sender nothing is said.".into(),
-        "The FIFO is a pipe without a name: the kernel reads and writes both by the same functions.".into(),
-        "lane/xdp takes frames from a device: it runs between two hosts of the testbed, where frames are made by XDP; all others run over loopback as in the paper. Nothing tells that sender to wait, so it keeps a pace of 500,000 frames per second, and the seconds of lane/xdp are that pace, whoever reads: compare it by CPU time. Lost units are noted below the table.".into(),
-        "Frames enter the testbed's device on the queue of the sender's CPU, so that lane/xdp has one queue with frames, however many lanes there are.".into(),
-        "Threads are not pinned, as in the paper; sender and readers share this machine's CPUs.".into(),
+        "The sender waits while as many units are pending as the receive buffer holds for certain. So no unit is lost, and every count is exact. The paper does not describe its sender.".into(),
+        "The FIFO is an unnamed pipe, which uses the same functions of the kernel.".into(),
+        "lane/xdp receives frames from a device: it runs between two hosts of the testbed, where XDP generates the frames. All others run over loopback, as in the paper. The generator does not wait for readers, but sends 500,000 frames per second, which determines the seconds of lane/xdp. Compare its CPU time instead. Notes below the table give lost units.".into(),
+        "The testbed's device receives all frames on the queue of the sender's CPU. So only one queue of lane/xdp has frames, with any number of lanes.".into(),
+        "As in the paper, threads are not pinned. Sender and readers share this machine's CPUs.".into(),
     ];
-    all.push("The paper heads the times of Tables I to III with ms. They are microseconds, as /proc/lock_stat prints them: 14,511,742 ms would be four hours that a lock was held in a run of seconds. Ours are microseconds, too.".into());
+    all.push("The paper gives the times of Tables I to III in ms. They must be microseconds, as in /proc/lock_stat: 14,511,742 ms would be four hours of holding a lock in a run of seconds. Ours are microseconds, too.".into());
     if lockstat::is_supported() {
-        all.push("Acquisitions and hold times come from /proc/lock_stat, which counts the whole machine and all UDP sockets; contentions and waits from tracepoints, of this process alone. Since Linux 4.13 readers have a queue of their own, with a lock that has no name and is in no line of Table I.".into());
+        all.push("Acquisitions and hold times come from /proc/lock_stat, which counts all UDP sockets of the machine. Contentions and waits come from tracepoints, of this process alone. Since Linux 4.13 readers have a queue of their own, whose lock has no name and is in no line of Table I.".into());
     } else {
-        all.push("This kernel keeps no lock statistics (CONFIG_LOCK_STAT): contentions and waits come from the tracepoints lock:contention_begin and _end, hold times and acquisitions from nowhere. They are of this process alone. The paper ran a kernel with lockdep, whose own cost is in its times.".into());
+        all.push("This kernel keeps no lock statistics (CONFIG_LOCK_STAT). Contentions and waits come from the tracepoints lock:contention_begin and _end, of this process alone. There are no hold times and acquisitions. The paper ran a kernel with lockdep, whose cost is included in its times.".into());
     }
     if scale.units < Scale::full().units {
         all.push("A quick run has fewer units and rounds than the paper.".into());

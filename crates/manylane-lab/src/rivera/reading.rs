@@ -213,7 +213,7 @@ fn wait_drained(running: &dyn RunningReceiver, sent: u64, stop: &AtomicBool) -> 
 
 /// A pipe: written by one thread, read by all, a system call for each unit.
 fn read_pipe(units: u64, threads: usize, around: PhaseHook<'_>) -> Result<ReadSample> {
-    let (reader, mut writer) = std::io::pipe().context("cannot make a pipe")?;
+    let (reader, mut writer) = std::io::pipe().context("cannot create a pipe")?;
     let go = AtomicBool::new(false);
     thread::scope(|scope| {
         let readers: Vec<_> = (0..threads).map(|_| scope.spawn(|| drain(&reader, &go))).collect();
@@ -234,7 +234,7 @@ fn read_pipe(units: u64, threads: usize, around: PhaseHook<'_>) -> Result<ReadSa
         }
         sum.elapsed = start.elapsed();
         around(Phase::Finished)?;
-        ensure!(sum.delivered == units, "{} of {units} units came out of the pipe", sum.delivered);
+        ensure!(sum.delivered == units, "{} of {units} units were read from the pipe", sum.delivered);
         Ok(sum)
     })
 }

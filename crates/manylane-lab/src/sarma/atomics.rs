@@ -25,7 +25,7 @@ pub(super) const LOCK: &str = "CPU-Local Lock";
 pub(super) const CMPXCHG_BLIND: &str = "cmpxchg Blind Cache Transfer";
 pub(super) const CMPXCHG_INVALIDATE: &str = "cmpxchg Cache Transfer and Invalidate";
 /// Not in the paper: shows whether two CPUs are two cores.
-pub(super) const LINE_HANDOVER: &str = "Cache Line Handed Over";
+pub(super) const LINE_HANDOVER: &str = "Cache Line Transfer";
 
 /// Words between two steps through memory: a cache line.
 const LINE_WORDS: usize = 64 / size_of::<u32>();

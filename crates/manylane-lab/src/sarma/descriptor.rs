@@ -98,7 +98,7 @@ fn run_in_fd_table<T: Send>(
     let cpus = machine::allowed_cpus();
     let (first, second) = (cpus[0], cpus.get(1).copied());
     run_pinned(Some(first), || {
-        process::unshare_fd_table().context("cannot have a table of descriptors of one's own")?;
+        process::unshare_fd_table().context("cannot unshare the descriptor table")?;
         let socket = UdpSocket::bind("127.0.0.1:0").context("cannot bind a socket")?;
         socket.set_nonblocking(true)?;
         let over = AtomicBool::new(false);
@@ -147,7 +147,7 @@ fn measure_lines(socket: &UdpSocket, calls: u32) -> Result<Vec<(&'static str, Re
 fn measure_requests(socket: BorrowedFd<'_>, how: Lookup, calls: u32) -> Result<f64, String> {
     let why = |err: std::io::Error| match how {
         Lookup::None => format!("io_uring: {err}"),
-        _ => format!("requests that only look up a file (Linux 6.13): {err}"),
+        _ => format!("file lookups by io_uring need Linux 6.13: {err}"),
     };
     let mut lookups = LookupRing::new(socket, BATCH_SIZE).map_err(why)?;
     lookups.run(how).map_err(why)?;

@@ -28,13 +28,13 @@ use manylane_testbed::generator::LiveSender;
 use super::{FIGURE_7, FIGURE_8, FLOOD};
 use crate::{Row, Setups};
 
-pub(super) const GRACE_PERIOD_MAX: &str = "grace longest, ms";
+pub(super) const GRACE_PERIOD_MAX: &str = "longest grace period, ms";
 const GRACE_PERIOD: &str = "grace, ms";
 const SLAB_BEFORE: &str = "slabs before, MiB";
-const SLAB_GROWTH_MAX: &str = "grown by at most, MiB";
-const NEIGHBOURS_MAX: &str = "neighbours at most";
-const LATENCY_P50: &str = "answer p50, ms";
-const LATENCY_P99: &str = "answer p99, ms";
+const SLAB_GROWTH_MAX: &str = "slab growth, max MiB";
+const NEIGHBOURS_MAX: &str = "neighbours, max";
+const LATENCY_P50: &str = "reply p50, ms";
+const LATENCY_P99: &str = "reply p99, ms";
 const UNANSWERED: &str = "unanswered, %";
 const FLOOD_RATE: &str = "flood, /s";
 
@@ -52,7 +52,7 @@ const PART_COUNT: usize = 10;
 /// The paper's scale of figure 8: 4 jiffies.
 const JIFFIES_SECS: f64 = 0.004;
 
-/// How the flood is received, and where the work of the device is done.
+/// Receive path of a flood, and the context of the device's work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RxPath {
     /// No flood at all.
@@ -123,7 +123,8 @@ pub(super) fn run_under_flood<T>(
     watch: impl FnOnce(&Setup, SocketAddr) -> Result<T>,
 ) -> Result<FloodResult<T>> {
     let setup = places.testbed()?;
-    let sender_cpu = setup.sender_cpu().context("generator and server need a CPU each: there is one")?;
+    let sender_cpu =
+        setup.sender_cpu().context("needs two CPUs: one for the generator, another one for the server")?;
     let _held = path.placement().apply(setup)?;
     let (from, to) = setup.hosts().context("a testbed has hosts")?;
     let (from, to) = (from.clone(), to.clone());
@@ -216,12 +217,12 @@ fn observe(setup: &Setup, addr: SocketAddr, length: Duration, stop: &AtomicBool)
     });
     bench::check_stop(stop)?;
     let panicked = || anyhow!("a thread panicked");
-    let (answers, asked) = client.map_err(|_| panicked())??;
-    ensure!(asked > 0, "nobody asked anything");
+    let (replies, asked) = client.map_err(|_| panicked())??;
+    ensure!(asked > 0, "no request was sent");
     Ok(Observations {
         grace_periods: grace.map_err(|_| panicked())??,
         samples: samples.map_err(|_| panicked())?,
-        latencies_ms: answers,
+        latencies_ms: replies,
         requests: asked,
     })
 }
@@ -256,7 +257,7 @@ fn run_client(host: &Host, addr: SocketAddr, goes_on: &(dyn Fn() -> bool + Sync)
     let socket = host.run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)))?;
     socket.connect(addr)?;
     socket.set_read_timeout(Some(REPLY_TIMEOUT))?;
-    let (mut answers, mut asked) = (Vec::new(), 0_u64);
+    let (mut replies, mut asked) = (Vec::new(), 0_u64);
     let mut buffer = [0; 64];
     while goes_on() {
         let mut request = [0; PAYLOAD_SIZE];
@@ -267,14 +268,14 @@ fn run_client(host: &Host, addr: SocketAddr, goes_on: &(dyn Fn() -> bool + Sync)
             // A reply that is too late for its own request is ignored.
             while let Ok(len) = socket.recv(&mut buffer) {
                 if buffer[..len] == request {
-                    answers.push(sent.elapsed().as_secs_f64() * 1e3);
+                    replies.push(sent.elapsed().as_secs_f64() * 1e3);
                     break;
                 }
             }
         }
         thread::sleep(REQUEST_INTERVAL);
     }
-    Ok((answers, asked))
+    Ok((replies, asked))
 }
 
 fn result_rows(path: RxPath, flooded: &FloodResult<Observations>, length: Duration) -> Vec<Row> {
@@ -294,7 +295,7 @@ fn result_rows(path: RxPath, flooded: &FloodResult<Observations>, length: Durati
                 name,
                 &column,
                 "ms",
-                "no grace period began then: one before took longer",
+                "no grace period began in this time: the one before took longer",
             ),
         });
         let samples: Vec<&KernelSample> = seen.samples.iter().filter(|sample| inside(sample.at)).collect();
@@ -308,7 +309,7 @@ fn result_rows(path: RxPath, flooded: &FloodResult<Observations>, length: Durati
                 name,
                 &column,
                 "",
-                "too few samples: whoever samples was starved, too",
+                "too few samples: the sampling thread was starved, too",
             ),
         });
     }

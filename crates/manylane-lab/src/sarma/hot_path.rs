@@ -16,12 +16,11 @@ use crate::{Row, Setups};
 pub(super) const WRITE: &str = "write() of 4 KiB";
 pub(super) const ACQUISITIONS: &str = "locks taken";
 const CONTENTIONS: &str = "waits per million";
-const SOCKET_CONTENTIONS: &str = "of them for the socket";
+const SOCKET_CONTENTIONS: &str = "of these, the socket's";
 
 /// One observation of each receiver, with one thread and with two.
 pub(super) fn rows(places: &mut Setups, stop: &AtomicBool) -> Result<Vec<Row>> {
-    const NO_LOCK_STAT: &str =
-        "a stock kernel does not count locks that are free when they are wanted (no CONFIG_LOCK_STAT)";
+    const NO_LOCK_STAT: &str = "this kernel does not count uncontended locks (needs CONFIG_LOCK_STAT)";
     let cell = |line: &str, column: &str, value: Result<f64>| Row::measured(TABLE_2, line, column, "", value);
     let mut rows =
         vec![cell(WRITE, ACQUISITIONS, locks_per_write().and_then(|locks| locks.context(NO_LOCK_STAT)))];

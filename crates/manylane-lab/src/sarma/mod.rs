@@ -51,28 +51,28 @@ pub(super) fn tables() -> Vec<Table> {
             .compared_with(Baseline::Line(atomics::L2)),
         Table::new(
             TABLE_2,
-            "Table 2's question: locks in a hot path. Of the paper: locks taken for a write of 4 KiB (ext3); here: waits for locks, for each million datagrams",
+            "Table 2: locks in a hot path. Paper: locks taken for a write of 4 KiB (ext3). Here: waits for locks per million datagrams",
             None,
         ),
         Table::new(
             TABLE_3,
-            "Table 3's question: cost of finding a file by its descriptor, ns for each call or request",
+            "Table 3: cost of looking up a file by its descriptor, ns per call or request",
             Some(Plot::Bars("table of descriptors")),
         )
         .compared_with(Baseline::Column(descriptor::OWN_TABLE)),
         Table::new(
             TABLE_3_WRITES,
-            "Table 3: seconds of CPU time for a million writes of one byte. Of the paper: with fget_light() and without it, SMP",
+            "Table 3: seconds of CPU time for a million writes of one byte. Paper: with and without fget_light(), SMP",
             None,
         )
         .compared_with(Baseline::Column(descriptor::FGET_LIGHT)),
         Table::new(
             FIGURE_7,
-            "Figure 7: the longest RCU grace period in each tenth of the flood, ms",
+            "Figure 7: longest RCU grace period in each tenth of the flood, ms",
             stretch,
         ),
         Table::new(FIGURE_8, "Figure 8: network softirqs per 4 ms in each tenth of the flood", stretch),
-        Table::new(FLOOD, "Figures 7 and 8: memory and latency while the flood lasts", None).compared_with(idle),
+        Table::new(FLOOD, "Figures 7 and 8: memory and latency during the flood", None).compared_with(idle),
         Table::new(FIGURE_9, "Figure 9: pauses of a user program under a flood, ms", None).compared_with(idle),
     ]
 }
@@ -137,14 +137,14 @@ pub(super) fn paper_values() -> Vec<PaperValue> {
 
 pub(super) fn differences() -> Vec<String> {
     [
-        "Table 1: the paper's CPU is a Pentium III of 700 MHz. Cycles are those of a chain of simple instructions that depend on each other, instructions of four such chains side by side; main memory includes misses of the TLB. Two virtual CPUs may be on one core or far apart, and what the kernel says of that is what the hypervisor made up: how long a cache line takes from one to the other tells (below 25 ns, two threads of one core). Each line that is moved is known only when the one before it is there; a CPU fetches several at one time otherwise.",
-        "Table 2: the paper counted locks taken, by a kernel that was changed for it. A stock kernel does not count locks that are free when they are wanted; it tells of those that somebody has to wait for (lock:contention_begin), and that is what stands here, for UDP instead of ext3. With CONFIG_LOCK_STAT the locks that the whole machine takes meanwhile stand beside, for each datagram and each write.",
-        "Table 3: the paper compared kernels (2.5.66: 2.976 s of system time for a million writes of one byte with SMP, 2.719 with fget_light, which takes no reference where nobody shares the table; without SMP 2.104 and 1.867, which needs a kernel for one CPU). Here one kernel is asked in a table of descriptors that belongs to one thread, in one that two threads share, and by io_uring with the file registered. The bytes go to a file of this machine's folder for temporary files, and user time, little of it, is in the seconds.",
-        "Figures 7 and 8: the paper's router freed route cache entries, which kernels have not had since Linux 3.6. What a flood from random sources still makes the kernel allocate and free by RCU are neighbours, where they are on the link: the server here answers, and 5.0.0.0/8 is on its link. 100,000 datagrams per second, as in the paper.",
-        "Grace periods are measured from outside, by membarrier(2), which returns after one; the paper instrumented RCU. The paper's text says 300 ms for figure 7 and more than 5 s for figure 9; it prints no other numbers.",
-        "Figure 8 counts softirqs, which a thread of NAPI does without: with it the work is there, and not in the figure. Latency is that of requests that were answered; those that were not are a column of their own.",
-        "Both hosts are on one machine: the generator has one CPU, server, user program and the work of the device share another. `softirqs` passes what comes in on to that CPU (RPS), `threaded NAPI` has a thread of the kernel do it there.",
-        "Figure 9: the flood is as fast as the generator makes it.",
+        "Table 1: the paper's CPU is a Pentium III at 700 MHz. Cycles are measured by one chain of dependent instructions, instructions by four such chains in parallel. Main memory includes TLB misses. Two virtual CPUs may be on one core or far apart, and the kernel only knows what the hypervisor reports. The transfer time of a cache line shows it: below 25 ns, they are two threads of one core. The address of each transferred line depends on the line before, because a CPU otherwise fetches several at once.",
+        "Table 2: the paper counted all acquisitions, with a modified kernel. A stock kernel only reports waits for locks (lock:contention_begin). The table has these, for UDP instead of ext3. With CONFIG_LOCK_STAT, it also has the acquisitions of the whole machine, per datagram and per write.",
+        "Table 3: the paper compared kernels (2.5.66: 2.976 s of system time for a million writes of one byte with SMP, and 2.719 s with fget_light, which takes no reference if the descriptor table is not shared; without SMP 2.104 and 1.867 s, which needs a kernel for one CPU). Here, one kernel is measured with a descriptor table of one thread, with a table that two threads share, and with a file registered with io_uring. The bytes go to a temporary file, and the seconds include a little user time.",
+        "Figures 7 and 8: the paper's router freed entries of the route cache, which Linux 3.6 removed. With a flood from random sources, the kernel still allocates neighbours and frees them by RCU, if the sources are on the link. So the server here replies, and 5.0.0.0/8 is on its link. The rate is 100,000 datagrams per second, as in the paper.",
+        "Grace periods are measured by membarrier(2), which returns after one. The paper instrumented RCU. It gives 300 ms for figure 7 and more than 5 s for figure 9, and no other numbers.",
+        "Figure 8 counts softirqs. Threaded NAPI does the same work without softirqs, so that the figure does not show it. Latency is that of answered requests. Another column counts the others.",
+        "Both hosts are on one machine. The generator has one CPU. Server, user program and the device's receive work share another one: with `softirqs`, RPS moves the work to that CPU, and with `threaded NAPI`, a kernel thread does it there.",
+        "Figure 9: the flood has the generator's maximum rate.",
     ]
     .map(String::from)
     .to_vec()

@@ -12,7 +12,7 @@ use super::flood::{FloodResult, RxPath, run_under_flood};
 use crate::{Row, Setups};
 
 pub(super) const LONGEST_GAP: &str = "longest, ms";
-const STALLED_SHARE: &str = "stood still, %";
+const STALLED_SHARE: &str = "stalled, %";
 const LONG_GAPS: &str = "over 10 ms, /s";
 const FLOOD_RATE: &str = "flood, /s";
 

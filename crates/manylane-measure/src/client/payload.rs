@@ -5,7 +5,7 @@ use std::fs;
 use std::str::FromStr;
 
 /// The largest payload of a UDP datagram over IPv4, in bytes.
-pub const MAX_PAYLOAD: usize = 65_507;
+pub const PAYLOAD_LEN_MAX: usize = 65_507;
 
 /// Bytes given by the user: `text:HELLO`, `hex:00ff`, `file:PATH`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,10 +28,13 @@ impl FromStr for Payload {
             Some(("text", text)) => text.as_bytes().to_vec(),
             Some(("hex", digits)) => parse_hex(digits)?,
             Some(("file", path)) => fs::read(path).map_err(|err| format!("cannot read {path}: {err}"))?,
-            _ => return Err("give text:..., hex:... or file:PATH".into()),
+            _ => return Err("expected text:..., hex:... or file:PATH".into()),
         };
-        if bytes.len() > MAX_PAYLOAD {
-            return Err(format!("{} bytes do not fit a datagram: at most {MAX_PAYLOAD}", bytes.len()));
+        if bytes.len() > PAYLOAD_LEN_MAX {
+            return Err(format!(
+                "{} bytes do not fit into a datagram: expected at most {PAYLOAD_LEN_MAX}",
+                bytes.len()
+            ));
         }
         Ok(Self { bytes })
     }
@@ -84,7 +87,7 @@ impl FromStr for Pattern {
         let mask =
             parse_hex(&digits.replace(|digit: char| digit.is_ascii_hexdigit(), "f").replace('?', "0"))?;
         match mask.iter().find(|mask| !matches!(mask, 0 | 0xff)) {
-            Some(_) => Err("a byte that may be anything is ??: two question marks".into()),
+            Some(_) => Err("a byte with any value is ??, two question marks".into()),
             None => Ok(Self { bytes, mask }),
         }
     }
@@ -98,7 +101,8 @@ impl FromStr for Expect {
             "none" => Ok(Self::Nothing),
             "echo" => Ok(Self::Echo),
             _ => text.parse().map(Self::Bytes).map_err(|err| {
-                err.strip_prefix("give ").map_or(err.clone(), |forms| format!("give echo, none, {forms}"))
+                err.strip_prefix("expected ")
+                    .map_or(err.clone(), |forms| format!("expected echo, none, {forms}"))
             }),
         }
     }
@@ -122,10 +126,7 @@ fn parse_hex(text: &str) -> Result<Vec<u8>, String> {
         digits.push(digit as u8);
     }
     if !digits.len().is_multiple_of(2) {
-        return Err(format!(
-            "{} hexadecimal digits: two make a byte, so their number must be even",
-            digits.len()
-        ));
+        return Err(format!("{} hexadecimal digits: expected an even number", digits.len()));
     }
     Ok(digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect())
 }

@@ -16,12 +16,12 @@
 pub(crate) mod types {
     pub(crate) use libc::{
         FILE, SYS_accept, SYS_accept4, SYS_bind, SYS_close, SYS_close_range, SYS_connect, SYS_dup, SYS_dup3,
-        SYS_epoll_create1, SYS_epoll_ctl, SYS_eventfd2, SYS_exit_group, SYS_fcntl, SYS_getpeername,
-        SYS_getsockname, SYS_getsockopt, SYS_inotify_init1, SYS_ioctl, SYS_memfd_create, SYS_nanosleep,
-        SYS_openat, SYS_pipe2, SYS_prctl, SYS_read, SYS_readv, SYS_recvfrom, SYS_recvmmsg, SYS_recvmsg,
-        SYS_sendmmsg, SYS_sendmsg, SYS_sendto, SYS_setns, SYS_setsockopt, SYS_shutdown, SYS_socket,
-        SYS_socketpair, SYS_timerfd_create, SYS_unshare, SYS_write, SYS_writev, c_char, c_int, c_uint,
-        c_ulong, c_void, epoll_event, fd_set, iovec, mmsghdr, mode_t, msghdr, nfds_t, pid_t, pollfd,
+        SYS_epoll_create1, SYS_epoll_ctl, SYS_eventfd2, SYS_execveat, SYS_exit_group, SYS_fcntl,
+        SYS_getpeername, SYS_getsockname, SYS_getsockopt, SYS_inotify_init1, SYS_ioctl, SYS_memfd_create,
+        SYS_nanosleep, SYS_openat, SYS_pipe2, SYS_prctl, SYS_read, SYS_readv, SYS_recvfrom, SYS_recvmmsg,
+        SYS_recvmsg, SYS_sendmmsg, SYS_sendmsg, SYS_sendto, SYS_setns, SYS_setsockopt, SYS_shutdown,
+        SYS_socket, SYS_socketpair, SYS_timerfd_create, SYS_unshare, SYS_write, SYS_writev, c_char, c_int,
+        c_uint, c_ulong, c_void, epoll_event, fd_set, iovec, mmsghdr, mode_t, msghdr, nfds_t, pid_t, pollfd,
         sighandler_t, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval, uid_t,
     };
 
@@ -59,8 +59,8 @@ macro_rules! functions {
     safe fn close(fd: c_int) -> c_int, Some(SYS_close) => descriptors::close [short] | detached::close;
     safe fn __close(fd: c_int) -> c_int, Some(SYS_close) => descriptors::close [short] | detached::close;
     safe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int, Some(SYS_close_range)
-        => descriptors::close_range [short] | detached::close_range;
-    safe fn closefrom(first: c_int) -> (), None => descriptors::closefrom [short] | detached::closefrom;
+        => close_range::close_range [short] | detached::close_range;
+    safe fn closefrom(first: c_int) -> (), None => close_range::closefrom [short] | detached::closefrom;
     unsafe fn fclose(file: *mut FILE) -> c_int, None => descriptors::fclose | detached::fclose;
     safe fn dup(fd: c_int) -> c_int, Some(SYS_dup) => descriptors::dup [short];
     safe fn dup2(fd: c_int, to: c_int) -> c_int, None => descriptors::dup2 [short] | detached::dup2;
@@ -188,9 +188,13 @@ macro_rules! functions {
     unsafe fn execvp(path: *const c_char, args: Args) -> c_int, None => process::before_exec [before];
     unsafe fn execvpe(path: *const c_char, args: Args, env: Args) -> c_int, None => process::before_exec [before];
     unsafe fn fexecve(fd: c_int, args: Args, env: Args) -> c_int, None => process::fexecve;
+    unsafe fn execveat(folder: c_int, path: *const c_char, args: Args, env: Args, flags: c_int) -> c_int, Some(SYS_execveat)
+        => process::execveat;
     unsafe fn posix_spawn(
         pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, args: Args, env: Args
     ) -> c_int, None => process::before_exec [before];
+    unsafe fn posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, to: c_int) -> c_int, None
+        => process::after_adddup2 [short after fd];
     safe fn _exit(status: c_int) -> (), Some(SYS_exit_group) => process::before_exit [before];
     safe fn _Exit(status: c_int) -> (), Some(SYS_exit_group) => process::before_exit [before];
     safe fn quick_exit(status: c_int) -> (), None => process::before_exit [before];

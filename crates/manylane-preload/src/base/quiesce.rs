@@ -82,6 +82,12 @@ extern "C" fn release_slot(_: *mut c_void) {
     }
 }
 
+/// True if the calling thread is in the library. In the handlers of a fork: a signal handler forks
+/// that interrupted it there.
+pub(crate) fn is_inside() -> bool {
+    thread_slot().is_some_and(|slot| slot.depth.load(Ordering::Relaxed) > 0)
+}
+
 /// In the child of a fork: the parent's threads do not exist here.
 pub(crate) fn in_child() {
     for slot in used_slots() {

@@ -137,19 +137,19 @@ impl RecvBufs<'_> {
     /// Writes datagram `nth` of the call into the program's buffers. Returns what the call would
     /// return for it, or -1 where the kernel would have taken the datagram and lost it over an
     /// error found then.
-    pub(crate) fn write(&self, nth: usize, parcel: &DatagramRef<'_>, flags: c_int) -> isize {
+    pub(crate) fn write(&self, nth: usize, datagram: &DatagramRef<'_>, flags: c_int) -> isize {
         // SAFETY: program arguments.
         let kept = unsafe {
             match self.kind {
-                Kind::Bytes { to, from, fromlen } => scatter(parcel, &raw const to, 1)
-                    .and_then(|kept| write_addr(from, fromlen, parcel.name).map(|()| kept)),
-                Kind::Iovecs { to, count } => scatter(parcel, to, count),
-                Kind::Message(message) => write_message(message, parcel, flags),
+                Kind::Bytes { to, from, fromlen } => scatter(datagram, &raw const to, 1)
+                    .and_then(|kept| write_addr(from, fromlen, datagram.name).map(|()| kept)),
+                Kind::Iovecs { to, count } => scatter(datagram, to, count),
+                Kind::Message(message) => write_message(message, datagram, flags),
                 Kind::Messages { to, count } if nth < count && !to.is_null() => {
                     let message = to.wrapping_add(nth);
-                    let kept = write_message(&raw mut (*message).msg_hdr, parcel, flags);
+                    let kept = write_message(&raw mut (*message).msg_hdr, datagram, flags);
                     if let Ok(kept) = kept {
-                        let len = if flags & MSG_TRUNC == 0 { kept } else { parcel.len() };
+                        let len = if flags & MSG_TRUNC == 0 { kept } else { datagram.len() };
                         (*message).msg_len = len as u32;
                     }
                     kept
@@ -159,7 +159,7 @@ impl RecvBufs<'_> {
         };
         match kept {
             Ok(kept) if flags & MSG_TRUNC == 0 => kept as isize,
-            Ok(_) => parcel.len() as isize,
+            Ok(_) => datagram.len() as isize,
             Err(errno) => real::fail_with_errno(errno),
         }
     }
@@ -208,16 +208,16 @@ unsafe fn write_addr(to: *mut sockaddr, len: *mut socklen_t, name: &[u8]) -> Res
 /// Fills one message. Returns the bytes of the payload that fitted.
 unsafe fn write_message(
     message: *mut msghdr,
-    parcel: &DatagramRef<'_>,
+    datagram: &DatagramRef<'_>,
     flags: c_int,
 ) -> Result<usize, c_int> {
     // SAFETY: program arguments; the library has no other reference to the message.
     unsafe {
         let Some(message) = message.as_mut() else { return Err(EFAULT) };
-        let kept = scatter(parcel, message.msg_iov, message.msg_iovlen)?;
-        write_addr(message.msg_name.cast(), &raw mut message.msg_namelen, parcel.name)?;
-        message.msg_flags = flags & MSG_CMSG_CLOEXEC | if kept < parcel.len() { MSG_TRUNC } else { 0 };
-        write_control(message, parcel.control);
+        let kept = scatter(datagram, message.msg_iov, message.msg_iovlen)?;
+        write_addr(message.msg_name.cast(), &raw mut message.msg_namelen, datagram.name)?;
+        message.msg_flags = flags & MSG_CMSG_CLOEXEC | if kept < datagram.len() { MSG_TRUNC } else { 0 };
+        write_control(message, datagram.control);
         Ok(kept)
     }
 }
@@ -238,13 +238,13 @@ unsafe fn write_control(message: &mut msghdr, control: &[u8]) {
 }
 
 /// Copies into the program's iovecs. Returns the bytes that fitted.
-unsafe fn scatter(parcel: &DatagramRef<'_>, to: *const iovec, count: usize) -> Result<usize, c_int> {
+unsafe fn scatter(datagram: &DatagramRef<'_>, to: *const iovec, count: usize) -> Result<usize, c_int> {
     if to.is_null() && count > 0 {
         return Err(EFAULT);
     }
     let mut done = 0;
     for nth in 0..count {
-        if done == parcel.len() {
+        if done == datagram.len() {
             break;
         }
         // SAFETY: program arguments.
@@ -253,17 +253,16 @@ unsafe fn scatter(parcel: &DatagramRef<'_>, to: *const iovec, count: usize) -> R
             return Err(EFAULT);
         }
         // SAFETY: program arguments: there is room for as many bytes.
-        done += unsafe { parcel.copy(done, piece.iov_base.cast(), piece.iov_len) };
+        done += unsafe { datagram.copy(done, piece.iov_base.cast(), piece.iov_len) };
     }
     Ok(done)
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
-    fn datagram<'a>(name: &'a [u8], near: &'a [u8], far: &'a [u8]) -> DatagramRef<'a> {
+    fn datagram_ref<'a>(name: &'a [u8], near: &'a [u8], far: &'a [u8]) -> DatagramRef<'a> {
         DatagramRef { name, payload: [near, far], control: &[] }
     }
 
@@ -271,7 +270,7 @@ mod tests {
     fn iovecs_receive_from_two_slices() {
         let whole: Vec<u8> = (0..20).collect();
         for cut in 0..=whole.len() {
-            let parcel = datagram(&[], &whole[..cut], &whole[cut..]);
+            let datagram = datagram_ref(&[], &whole[..cut], &whole[cut..]);
             for room in 0..=24 {
                 for first in 0..=room {
                     let mut bytes = [255_u8; 24];
@@ -281,7 +280,7 @@ mod tests {
                         iovec { iov_base: two.as_mut_ptr().cast(), iov_len: room - first },
                     ];
                     // SAFETY: two pieces of a local.
-                    let kept = unsafe { scatter(&parcel, pieces.as_ptr(), 2) }.unwrap();
+                    let kept = unsafe { scatter(&datagram, pieces.as_ptr(), 2) }.unwrap();
                     assert_eq!(kept, room.min(whole.len()));
                     assert_eq!(bytes[..kept], whole[..kept]);
                     assert!(bytes[kept..].iter().all(|byte| *byte == 255));
@@ -293,17 +292,17 @@ mod tests {
     #[test]
     fn truncated_datagrams_set_msg_trunc() {
         let name = [2, 0, 1, 2, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
-        let parcel = datagram(&name, b"hello", b" world");
+        let datagram = datagram_ref(&name, b"hello", b" world");
         let mut bytes = [0_u8; 8];
         let mut from = [9_u8; 16];
         let mut len = 4;
         let at = from.as_mut_ptr().cast();
         // SAFETY: locals, of these lengths.
         let to = unsafe { RecvBufs::bytes(bytes.as_mut_ptr().cast(), 8, at, &raw mut len) };
-        assert_eq!(to.write(0, &parcel, 0), 8);
+        assert_eq!(to.write(0, &datagram, 0), 8);
         assert_eq!((&bytes, len), (b"hello wo", 16));
         assert_eq!(from[..6], [2, 0, 1, 2, 9, 9]);
-        assert_eq!(to.write(0, &parcel, MSG_TRUNC), 11);
+        assert_eq!(to.write(0, &datagram, MSG_TRUNC), 11);
         let mut piece = iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: 3 };
         // SAFETY: zeroes are a value of a message.
         let mut message: mmsghdr = unsafe { std::mem::zeroed() };
@@ -312,13 +311,13 @@ mod tests {
         message.msg_hdr.msg_controllen = 77;
         // SAFETY: one local message with a local piece.
         let to = unsafe { RecvBufs::messages(&raw mut message, 1) };
-        assert_eq!(to.write(0, &parcel, 0), 3);
+        assert_eq!(to.write(0, &datagram, 0), 3);
         assert_eq!((message.msg_len, message.msg_hdr.msg_flags), (3, MSG_TRUNC));
         assert_eq!(message.msg_hdr.msg_controllen, 0);
     }
     #[test]
     fn control_messages_are_written_whole_or_not_at_all() {
-        let parcel = DatagramRef { control: b"control!", ..datagram(&[], b"hello", &[]) };
+        let datagram = DatagramRef { control: b"control!", ..datagram_ref(&[], b"hello", &[]) };
         for (room, kept) in [(8, 8), (7, 0)] {
             let mut control = [0_u8; 8];
             // SAFETY: zeroes are a value of a message.
@@ -327,7 +326,7 @@ mod tests {
             message.msg_controllen = room;
             // SAFETY: a local message, without pieces.
             let to = unsafe { RecvBufs::message(&raw mut message) };
-            assert_eq!(to.write(0, &parcel, 0), 0);
+            assert_eq!(to.write(0, &datagram, 0), 0);
             assert_eq!(message.msg_controllen, kept);
             assert_eq!(message.msg_flags & MSG_CTRUNC != 0, kept == 0);
             assert_eq!(control, if kept == 8 { *b"control!" } else { [0; 8] });

@@ -20,7 +20,7 @@ use manylane_ipc::lease::{LeaseToken, TOKEN_ENV_VAR};
 use crate::base::steer::Policy;
 
 /// Max lanes of a socket: one bit each in a word.
-pub(crate) const MAX_LANES: usize = 64;
+pub(crate) const LANES_MAX: usize = 64;
 /// The longest time that a thread waits without polling other lanes, in milliseconds.
 pub(crate) const WAIT_SLICE_MS: c_int = 20;
 /// [`WAIT_SLICE_MS`], for ppoll(2).
@@ -60,7 +60,7 @@ impl Settings {
         let mut settings = Self {
             steering: Policy::Flow,
             cpus,
-            lanes: (4 * cpus).clamp(2, MAX_LANES),
+            lanes: (4 * cpus).clamp(2, LANES_MAX),
             ports: Vec::new(),
             rx_coalesce: None,
             report: var("MANYLANE_REPORT").filter(|path| !path.is_empty()).map(PathBuf::from),
@@ -89,7 +89,7 @@ impl Settings {
             Some(())
         });
         take("MANYLANE_LANES", "1 to 64", &mut |text| {
-            settings.lanes = text.parse().ok().filter(|lanes| (1..=MAX_LANES).contains(lanes))?;
+            settings.lanes = text.parse().ok().filter(|lanes| (1..=LANES_MAX).contains(lanes))?;
             Some(())
         });
         take("MANYLANE_PORTS", "up to 32 ports and ranges, as in 53,5000-5010", &mut |text| {

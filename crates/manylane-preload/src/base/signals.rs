@@ -1,4 +1,4 @@
-//! Whether a wait continues after a signal.
+//! Decides if a wait continues after a signal.
 //!
 //! The kernel restarts a blocking receive after a handler with SA_RESTART, but never a receive
 //! with a timeout, which ours have. So the library records how the program installs its handlers,
@@ -85,9 +85,12 @@ impl DeferredSignals {
 
     /// Blocks signals, if there are handlers.
     pub(crate) fn defer(&self) {
-        if self.active.get() || !has_handlers() {
-            return;
+        if !self.active.get() && has_handlers() {
+            self.block();
         }
+    }
+
+    fn block(&self) {
         let mut all = MaybeUninit::<sigset_t>::uninit();
         // SAFETY: sigfillset fills `all`; pthread_sigmask fills the other one, or fails, and says
         // so. No other reference to either exists.
@@ -161,25 +164,18 @@ impl DeferredSignals {
 }
 
 /// Blocks all signals of the calling thread until it is dropped.
-pub(crate) struct SignalMask(sigset_t);
+pub(crate) struct SignalMask(DeferredSignals);
 
 impl SignalMask {
     pub(crate) fn new() -> Self {
-        let mut all = MaybeUninit::<sigset_t>::uninit();
-        let mut before = MaybeUninit::<sigset_t>::uninit();
-        // SAFETY: sigfillset fills `all`, and pthread_sigmask fills `before`: neither fails with
-        // these arguments.
-        unsafe {
-            libc::sigfillset(all.as_mut_ptr());
-            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
-            Self(before.assume_init())
-        }
+        let signals = DeferredSignals::new();
+        signals.block();
+        Self(signals)
     }
 }
 
 impl Drop for SignalMask {
     fn drop(&mut self) {
-        // SAFETY: the set is the one that pthread_sigmask returned.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, ptr::null_mut()) };
+        self.0.release();
     }
 }

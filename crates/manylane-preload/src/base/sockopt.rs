@@ -8,7 +8,7 @@ use manylane_ipc::report::Reason;
 
 use crate::base::real::call;
 
-/// When an option is set on a lane.
+/// Time at which an option is set on a lane.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
     /// It affects how the address is bound.
@@ -263,7 +263,6 @@ pub(crate) fn set_recv_timeout(fd: c_int, us: u64) {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use std::net::UdpSocket;
     use std::os::fd::AsRawFd as _;

@@ -1,4 +1,4 @@
-//! Whether the library is started, its settings, and whether replies are batched.
+//! State of the library: started or not, settings, batching of replies.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::base::settings::Settings;
 
 static READY: AtomicBool = AtomicBool::new(false);
-/// Whether replies of kernel sockets are batched: not yet, yes, no longer.
+/// State of the batching of replies on kernel sockets: not yet, active, stopped.
 static SEND_BATCHING: AtomicU32 = AtomicU32::new(INACTIVE);
 const INACTIVE: u32 = 0;
 const ACTIVE: u32 = 1;

@@ -2,7 +2,7 @@
 //!
 //! | file | what it does |
 //! |---|---|
-//! | `prefetch.rs` | datagrams received ahead with one call |
+//! | `prefetch/` | datagrams received ahead with one call |
 //! | `send_batch.rs` | replies that are sent together |
 //! | `outbox.rs` | the queued replies of a lane |
 //! | `rx_coalesce.rs` | the delay before a sleep, for larger batches |

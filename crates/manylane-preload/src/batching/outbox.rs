@@ -1,7 +1,7 @@
 //! The queued replies of a lane, and their lock: see `send_batch.rs`.
 //!
 //! Other processes can write a shared outbox, so what the kernel follows is in pages of each
-//! process's own ([`Headers`]), as in `prefetch.rs`.
+//! process's own ([`Headers`]), as in `prefetch/`.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -53,7 +53,7 @@ pub(crate) struct Outbox {
     bytes: UnsafeCell<[[u8; REPLY_LEN_MAX]; PREFETCH_MAX]>,
 }
 
-/// What the kernel is given for a send.
+/// Arguments of a send.
 struct Headers {
     messages: [mmsghdr; PREFETCH_MAX],
     iovecs: [iovec; PREFETCH_MAX],
@@ -178,7 +178,8 @@ impl Outbox {
         None
     }
 
-    /// The holder died. If it was sending, nobody knows which replies have left: none leaves twice.
+    /// The holder died. If it was sending, it is unknown which replies have left. None is sent
+    /// twice.
     #[cold]
     fn recover(&self) {
         if self.range.load(Ordering::Acquire) & SENDING != 0 {

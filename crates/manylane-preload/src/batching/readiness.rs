@@ -4,16 +4,16 @@
 use libc::{c_int, c_short, pollfd};
 
 use crate::base::real;
-use crate::base::settings::MAX_LANES;
+use crate::base::settings::LANES_MAX;
 use crate::batching::prefetch;
 use crate::shared::sock::{Shared, Sock};
 use crate::xdp::queues;
 
 /// The ppoll(2) entries for the lanes of `mask`, in their order, and their number.
-pub(crate) fn lane_pollfds(sock: &Sock, fd: c_int, mask: u64) -> ([pollfd; MAX_LANES], usize) {
-    let mut fds = [pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; MAX_LANES];
+pub(crate) fn lane_pollfds(sock: &Sock, fd: c_int, mask: u64) -> ([pollfd; LANES_MAX], usize) {
+    let mut fds = [pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; LANES_MAX];
     let mut count = 0;
-    for lane in (0..MAX_LANES).filter(|lane| mask & 1 << lane != 0) {
+    for lane in (0..LANES_MAX).filter(|lane| mask & 1 << lane != 0) {
         fds[count].fd = sock.fd_of(lane, fd);
         count += 1;
     }
@@ -47,7 +47,7 @@ pub(crate) fn lanes_with(events: c_short, sock: &'static Sock, shared: &Shared, 
     if answer < 0 {
         return mask;
     }
-    let lanes = (0..MAX_LANES).filter(|lane| mask & 1 << lane != 0);
+    let lanes = (0..LANES_MAX).filter(|lane| mask & 1 << lane != 0);
     let readable = lanes.zip(fds.iter()).filter(|(_, at)| at.revents & events != 0);
     readable.fold(frames, |all, (lane, _)| all | 1 << lane)
 }

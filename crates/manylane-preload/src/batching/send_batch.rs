@@ -1,6 +1,6 @@
 //! Replies that are sent together: replies to prefetched datagrams are kept, and sent with one
 //! system call when the thread has no more prefetched datagrams to answer. For kernel sockets,
-//! wherever `prefetch.rs` is in use.
+//! wherever `prefetch/` is in use.
 //!
 //! An *outbox* (`outbox.rs`) belongs to a lane, beside its prefetch, in memory that is shared with
 //! all processes forked later. A reply is kept there only while the prefetch has more datagrams
@@ -202,6 +202,16 @@ fn flush_now(pending: &Pending) {
     quiesce::run_inside(|| flush_pending(pending));
 }
 
+/// [`flush`], for calls that the child of a vfork makes before it executes a program. It has its
+/// parent's replies, but not its descriptors: the parent sends them. Not in [`flush`], because
+/// waits need no system call that says which process this is.
+pub(crate) fn flush_unless_vforked() {
+    let has_replies = || PENDING.with(|pending| pending.sock.get() != 0);
+    if state::is_send_batching() && has_replies() && thread::is_own_process() {
+        flush();
+    }
+}
+
 fn flush_pending(pending: &Pending) {
     let index = pending.sock.replace(0) - 1;
     let sock = Sock::at(index);
@@ -300,7 +310,7 @@ fn flush_if_overdue(sock: &Sock, shared: &Shared, fd: c_int, lane: usize, outbox
 /// The calling thread is about to receive from another thread's lane: sends that thread's queued
 /// replies first, so that they precede the reply to this datagram.
 #[inline]
-pub(crate) fn before_steal(sock: &Sock, shared: &Shared, fd: c_int, lane: usize) {
+pub(crate) fn before_recv_from_other_lane(sock: &Sock, shared: &Shared, fd: c_int, lane: usize) {
     if let Some(outbox) = sock.outboxes().and_then(|all| all.get(lane))
         && outbox.has_replies()
     {

@@ -10,7 +10,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use libc::{FILE, c_int, c_uint, c_ulong, sockaddr, socklen_t};
+use libc::{FILE, c_int, c_ulong, sockaddr, socklen_t};
 use manylane_ipc::report::Reason;
 
 use crate::base::quiesce;
@@ -63,6 +63,10 @@ fn share(fd: c_int, copy: c_int) -> Entry {
 fn add_dup(fd: c_int, new: c_int) {
     if thread::is_own_process() {
         register(new, share(fd, new));
+    } else {
+        // In the child of a vfork: for the program that it is about to execute. The parent's table
+        // does not show copies, so one that closes on exec counts, too: a copy of it may not.
+        fallback::before_exec_with_copy(fd, new);
     }
 }
 
@@ -89,14 +93,14 @@ pub(crate) unsafe fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c
 }
 
 pub(crate) unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
-    send_batch::flush();
+    send_batch::flush_unless_vforked();
     fallback::fall_back_fd(fd, Reason::Connect);
     // SAFETY: program arguments.
     unsafe { call::connect(hidden_fds::kernel_fd(fd), addr, len) }
 }
 
 pub(crate) fn shutdown(fd: c_int, how: c_int) -> c_int {
-    send_batch::flush();
+    send_batch::flush_unless_vforked();
     fallback::fall_back_fd(fd, Reason::Shutdown);
     call::shutdown(hidden_fds::kernel_fd(fd), how)
 }
@@ -128,7 +132,7 @@ pub(crate) fn close_with(fd: c_int, close: impl FnOnce() -> c_int) -> c_int {
 
 /// The program is about to close `fd`. False if it does not have this descriptor.
 fn before_close(fd: c_int) -> bool {
-    send_batch::flush();
+    send_batch::flush_unless_vforked();
     match table::entry(fd) {
         Entry::None => {}
         _ if !thread::is_own_process() => {}
@@ -139,7 +143,7 @@ fn before_close(fd: c_int) -> bool {
 }
 
 /// Removes the entry of a program's descriptor that is about to be closed.
-fn unregister(fd: c_int) {
+pub(super) fn unregister(fd: c_int) {
     let guard = lock_entry(fd);
     let before = table::set(fd, Entry::None);
     drop(guard);
@@ -153,50 +157,6 @@ pub(crate) unsafe fn fclose(file: *mut FILE) -> c_int {
     real::set_errno(errno);
     // SAFETY: program arguments.
     close_with(fd, || unsafe { call::fclose(file) })
-}
-
-pub(crate) fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    quiesce::run_inside(|| close_range_tracked(first, last, flags))
-        .unwrap_or_else(|| detached::close_range(first, last, flags))
-}
-
-fn close_range_tracked(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    const UNSHARE: c_int = 1 << 1;
-    const CLOEXEC: c_int = 1 << 2;
-    if first > last || flags & !(UNSHARE | CLOEXEC) != 0 || !thread::is_own_process() {
-        return call::close_range(first, last, flags);
-    }
-    send_batch::flush();
-    // Skip hidden descriptors: lanes close with their sockets.
-    let mut from = first;
-    for (fd, entry) in table::tracked(first, last) {
-        let fd = fd as c_uint;
-        match entry {
-            Entry::Hidden => {
-                if fd > from && call::close_range(from, fd - 1, flags) < 0 {
-                    return -1;
-                }
-                from = fd + 1;
-            }
-            _ if flags & CLOEXEC == 0 => unregister(fd as c_int),
-            _ => {}
-        }
-    }
-    if from > last { 0 } else { call::close_range(from, last, flags) }
-}
-
-pub(crate) fn closefrom(first: c_int) {
-    let first = first.max(0) as c_uint;
-    if close_range(first, c_uint::MAX, 0) == 0 {
-        return;
-    }
-    // A kernel before 5.9: close the tracked descriptors here. The C library closes the rest,
-    // unless a hidden descriptor is among them.
-    let known = || table::tracked(first, c_uint::MAX);
-    known().filter(|(_, entry)| *entry != Entry::Hidden).for_each(|(fd, _)| _ = close(fd));
-    if known().next().is_none() {
-        call::closefrom(first as c_int);
-    }
 }
 
 pub(crate) fn dup(fd: c_int) -> c_int {
@@ -217,13 +177,20 @@ pub(crate) fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
 
 /// The program duplicates `fd` to a number of its choice, with the call `by`.
 fn dup_to(fd: c_int, to: c_int, by: impl Fn(c_int, c_int) -> c_int) -> c_int {
-    send_batch::flush();
+    send_batch::flush_unless_vforked();
     let seen = hidden_fds::kernel_fd(fd);
     if seen != fd {
         return by(seen, if fd == to { seen } else { to });
     }
-    if fd == to || !thread::is_own_process() {
+    if fd == to {
         return by(fd, to);
+    }
+    if !thread::is_own_process() {
+        let new = by(fd, to);
+        if new >= 0 {
+            add_dup(fd, new);
+        }
+        return new;
     }
     for _ in 0..FD_BUSY_RETRIES {
         let numbers = hidden_fds::lock();
@@ -295,7 +262,7 @@ fn after_fcntl(fd: c_int, command: c_int, arg: c_ulong, done: c_int) {
     }
 }
 
-/// What happens to a hidden descriptor whose number the program wants.
+/// Outcome for a hidden descriptor whose number the program wants.
 enum Vacated {
     /// It was a lane's, and has moved: the number is free.
     Moved,

@@ -15,7 +15,7 @@ use crate::base::functions::{function, functions, types::*};
 use crate::base::real::{self, call};
 use crate::base::{quiesce, state};
 use crate::batching::send_batch;
-use crate::calls::{descriptors, handlers, new_fds, options, process, seccomp};
+use crate::calls::{close_range, descriptors, handlers, new_fds, options, process, seccomp};
 use crate::lanes::registry;
 use crate::transfer::{detached, receive, send};
 use crate::waiting::{epoll, poll, select};
@@ -89,7 +89,7 @@ unsafe extern "C-unwind" fn syscall(
     match number {
         SYS_close if state::is_ready() => descriptors::close_with(a as c_int, || own() as c_int).into(),
         SYS_close_range if state::is_ready() => {
-            descriptors::close_range(a as c_uint, b as c_uint, c as c_int).into()
+            close_range::close_range(a as c_uint, b as c_uint, c as c_int).into()
         }
         SYS_close if detached::has_leftovers() => detached::close(a as c_int).into(),
         SYS_close_range if detached::has_leftovers() => {

@@ -36,7 +36,7 @@ pub(crate) unsafe fn setsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
-    send_batch::flush();
+    send_batch::flush_unless_vforked();
     // SAFETY: program arguments.
     let own = |fd| unsafe { call::setsockopt(fd, level, name, value, len) };
     let Some(sock) = entries::sock(fd) else { return own(hidden_fds::kernel_fd(fd)) };

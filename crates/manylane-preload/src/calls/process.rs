@@ -9,7 +9,7 @@
 
 use std::sync::atomic::Ordering;
 
-use libc::c_int;
+use libc::{c_char, c_int};
 use manylane_ipc::report::Reason;
 
 use crate::base::functions::types::Args;
@@ -62,12 +62,13 @@ pub(crate) extern "C" fn in_child() {
     if quiesce::is_detaching() {
         return;
     }
+    let interrupted = quiesce::is_inside();
     quiesce::in_child();
     processes::in_child();
     thread::start();
     Epoll::in_child();
     Sock::in_child();
-    hidden_fds::in_child();
+    hidden_fds::in_child(interrupted);
     report::count_process();
 }
 
@@ -113,6 +114,27 @@ pub(crate) unsafe fn fexecve(fd: c_int, args: Args, env: Args) -> c_int {
     before_exec();
     // SAFETY: program arguments.
     unsafe { call::fexecve(hidden_fds::kernel_fd(fd), args, env) }
+}
+
+pub(crate) unsafe fn execveat(
+    folder: c_int,
+    path: *const c_char,
+    args: Args,
+    env: Args,
+    flags: c_int,
+) -> c_int {
+    before_exec();
+    // SAFETY: program arguments.
+    unsafe { call::execveat(hidden_fds::kernel_fd(folder), path, args, env, flags) }
+}
+
+/// A program that the process will start gets a duplicate of `fd`, which may itself be closed on
+/// exec. `done`: the result of the call that says so.
+pub(crate) fn after_adddup2(done: c_int, fd: c_int) -> c_int {
+    if done == 0 {
+        fallback::before_exec_with_copy(fd, -1);
+    }
+    done
 }
 
 /// The process ends without the handlers of `exit`. Datagrams that a handler of `at_quick_exit`

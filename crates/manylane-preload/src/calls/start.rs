@@ -31,8 +31,14 @@ extern "C" fn end() {
 
 extern "C" fn start() {
     real::find_all();
+    // A program with privileges that its user does not have takes nothing from its environment. It
+    // has the library only if the administrator says so (ld.so.preload).
+    // SAFETY: getauxval(3) takes a number, and reads what the kernel left at start.
+    if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
+        return;
+    }
     if !Sock::start() || !Epoll::start() {
-        real::log("no memory for the library's tables: the program runs without lanes");
+        real::log("out of memory: the program runs without lanes");
         return;
     }
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);

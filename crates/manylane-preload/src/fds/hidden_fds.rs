@@ -10,7 +10,7 @@
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd};
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use libc::c_int;
 
@@ -18,7 +18,7 @@ use crate::base::real::{self, call};
 use crate::fds::table::{self, Entry};
 use crate::shared::lock::{self, Guard};
 use crate::shared::sock::Sock;
-use crate::shared::thread;
+use crate::shared::{report, thread};
 
 static FD_LOCK: AtomicU64 = AtomicU64::new(0);
 
@@ -29,9 +29,23 @@ pub(crate) fn lock() -> Option<Guard<'static>> {
 }
 
 /// In the child of a fork: a lock held by a thread of the parent is a copy that no thread will
-/// release.
-pub(crate) fn in_child() {
+/// release. So are the [`HiddenFd`]s that such threads have: left open, they would keep sockets
+/// open, and their ports in use. But if the fork `interrupted` the library, in a signal handler,
+/// the thread may go on with its own ones.
+pub(crate) fn in_child(interrupted: bool) {
     FD_LOCK.store(0, Ordering::Relaxed);
+    if !interrupted && OWNED_COUNT.swap(0, Ordering::Relaxed) != 0 {
+        let hidden = table::tracked(0, u32::MAX).filter(|(_, entry)| *entry == Entry::Hidden);
+        hidden.filter(|(fd, _)| !is_in_use(*fd)).for_each(|(fd, _)| close_locked(fd));
+    }
+}
+
+/// True if a hidden descriptor belongs to the process, and not to a thread for a moment.
+fn is_in_use(fd: c_int) -> bool {
+    let has = |sock: &Sock| {
+        sock.lane_fds().any(|(_, lane)| lane == fd) || sock.lease().is_some_and(|lease| lease.has_fd(fd))
+    };
+    report::is_report_fd(fd) || readable_fd_if_open() == Some(fd) || Sock::in_use().any(has)
 }
 
 /// Hides the descriptor that `open` returns, at a high number; a negative one is an error.
@@ -83,9 +97,9 @@ pub(crate) fn close(fd: c_int) {
 
 /// [`close`]. Requires the lock.
 pub(crate) fn close_locked(fd: c_int) {
-    if table::entry(fd) == Entry::Hidden {
+    // In this order: once it is closed, the number may be another file's.
+    if table::replace(fd, Entry::Hidden, Entry::None) {
         call::close(fd);
-        table::replace(fd, Entry::Hidden, Entry::None);
     }
 }
 
@@ -124,6 +138,9 @@ pub(crate) fn handle_lost_fd(fd: c_int) {
     _ = READABLE_FD.compare_exchange(fd, -1, Ordering::AcqRel, Ordering::Relaxed);
 }
 
+/// Number of [`HiddenFd`]s.
+static OWNED_COUNT: AtomicU32 = AtomicU32::new(0);
+
 /// An owned hidden descriptor: of a connection, or a duplicate of a socket of the program, which
 /// may close its own and reuse their numbers while this is in use.
 pub(crate) struct HiddenFd(c_int);
@@ -131,15 +148,31 @@ pub(crate) struct HiddenFd(c_int);
 impl HiddenFd {
     /// As [`hide`].
     pub(crate) fn open(open: impl FnOnce() -> c_int) -> Option<Self> {
-        let fd = hide(open);
-        (fd >= 0).then_some(Self(fd))
+        Self::count(|| hide(open))
+    }
+
+    fn count(open: impl FnOnce() -> c_int) -> Option<Self> {
+        // Before it is open: the child of a fork closes only what is counted.
+        OWNED_COUNT.fetch_add(1, Ordering::Relaxed);
+        let fd = open();
+        if fd < 0 {
+            Self::discount();
+            return None;
+        }
+        Some(Self(fd))
     }
 
     /// Passes ownership to the caller.
     pub(crate) fn into_fd(self) -> c_int {
         let fd = self.0;
+        Self::discount();
         std::mem::forget(self);
         fd
+    }
+
+    fn discount() {
+        // In the child of a fork it is none already.
+        _ = OWNED_COUNT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| count.checked_sub(1));
     }
 
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
@@ -149,10 +182,12 @@ impl HiddenFd {
 
     pub(crate) fn dup(fd: c_int) -> Option<Self> {
         let _numbers = lock();
-        let copy = dup_high(fd);
-        (copy >= 0).then(|| {
-            table::set(copy, Entry::Hidden);
-            Self(copy)
+        Self::count(|| {
+            let copy = dup_high(fd);
+            if copy >= 0 {
+                table::set(copy, Entry::Hidden);
+            }
+            copy
         })
     }
 
@@ -164,6 +199,7 @@ impl HiddenFd {
 impl Drop for HiddenFd {
     fn drop(&mut self) {
         close(self.0);
+        Self::discount();
     }
 }
 

@@ -3,13 +3,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use libc::{EBADF, ENOTSOCK, c_int};
+use libc::{EBADF, ENOTSOCK, SO_COOKIE, SO_NETNS_COOKIE, c_int};
 
 use crate::base::{real, sockopt};
 use crate::shared::sock::{Shared, Sock};
-
-const SO_COOKIE: c_int = 57;
-const SO_NETNS_COOKIE: c_int = 71;
 
 /// A bit for each port of a socket that has had lanes or queues.
 static PORTS: [AtomicU64; 1 << 10] = [const { AtomicU64::new(0) }; 1 << 10];

@@ -134,8 +134,8 @@ pub(crate) fn detach_steering(fd: c_int) {
 const FD_RESERVE_MIN: usize = 64;
 const FD_RESERVE_MAX: usize = 1024;
 
-/// How many of `wanted` descriptors the library may take. It never has more than it leaves free,
-/// and leaves the reserve.
+/// Returns the number of descriptors that the library may take, at most `wanted`. It never has more
+/// than it leaves free, and leaves the reserve.
 pub(crate) fn spare_fds(wanted: usize) -> usize {
     let limit = hidden_fds::fd_limit().min(c_int::MAX as u64) as usize;
     let hidden = table::tracked(0, u32::MAX).filter(|(_, entry)| *entry == Entry::Hidden).count();

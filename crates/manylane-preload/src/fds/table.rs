@@ -1,29 +1,25 @@
-//! What each descriptor of the process is to the library. A lookup of another descriptor costs two
-//! loads.
+//! Table of the process's descriptors that the library tracks. A lookup of another descriptor costs
+//! two loads.
 
 use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
 use libc::c_int;
 
-use crate::shared::memory::{self, Zeroed};
+use crate::shared::memory;
 use crate::shared::sock::Sock;
 
 const PAGE_ENTRIES: usize = 4096;
 const PAGES: usize = 256;
 
-#[repr(C)]
-struct Page([AtomicU32; PAGE_ENTRIES]);
-
-// SAFETY: an array of atomics.
-unsafe impl Zeroed for Page {}
+type Page = [AtomicU32; PAGE_ENTRIES];
 
 /// The largest number that has been a socket or an epoll instance.
 static TOP: AtomicI32 = AtomicI32::new(-1);
 
 static TABLE: [AtomicPtr<Page>; PAGES] = [const { AtomicPtr::new(ptr::null_mut()) }; PAGES];
 
-/// What a descriptor is to the library.
+/// Entry of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
     /// Not tracked.
@@ -70,7 +66,7 @@ fn page(fd: c_int) -> Option<&'static Page> {
 
 #[inline]
 fn word(fd: c_int) -> u32 {
-    page(fd).map_or(0, |page| page.0[fd as usize % PAGE_ENTRIES].load(Ordering::Acquire))
+    page(fd).map_or(0, |page| page[fd as usize % PAGE_ENTRIES].load(Ordering::Acquire))
 }
 
 /// The entry of `fd`.
@@ -113,7 +109,7 @@ pub(crate) fn set(fd: c_int, entry: Entry) -> Option<Entry> {
     if entry != Entry::None && entry != Entry::Hidden {
         TOP.fetch_max(fd, Ordering::Relaxed);
     }
-    let before = page(fd)?.0[number % PAGE_ENTRIES].swap(entry.to_word(), Ordering::AcqRel);
+    let before = page(fd)?[number % PAGE_ENTRIES].swap(entry.to_word(), Ordering::AcqRel);
     Some(Entry::from_word(before))
 }
 
@@ -126,7 +122,7 @@ pub(crate) fn fd_end() -> c_int {
 /// one gets true.
 pub(crate) fn replace(fd: c_int, found: Entry, entry: Entry) -> bool {
     let Some(page) = page(fd) else { return false };
-    let slot = &page.0[fd as usize % PAGE_ENTRIES];
+    let slot = &page[fd as usize % PAGE_ENTRIES];
     slot.compare_exchange(found.to_word(), entry.to_word(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
 }
 

@@ -16,7 +16,7 @@
 //! queues of devices (engine `xdp`) all lanes are active.
 //!
 //! While the set is limited, an active thread finds many datagrams in its lane. Then it receives
-//! them with one call (`prefetch.rs`), and sends the replies with one (`send_batch.rs`). While all
+//! them with one call (`prefetch/`), and sends the replies with one (`send_batch.rs`). While all
 //! lanes are active, batches would be small, and a thread that sleeps in its work would hold up
 //! replies for as long.
 
@@ -24,7 +24,7 @@ use std::sync::atomic::Ordering;
 
 use manylane_sys::cpu::{self, CpuMask};
 
-use crate::base::settings::MAX_LANES;
+use crate::base::settings::LANES_MAX;
 use crate::base::state;
 use crate::shared::processes;
 use crate::shared::sock::Shared;
@@ -61,7 +61,7 @@ pub(crate) fn is_limited(shared: &Shared) -> bool {
 
 /// Limits `owned` to the lanes for which there are CPUs.
 fn limit_to_cpus(shared: &Shared, owned: u64) -> u64 {
-    let quota = state::settings().and_then(|settings| settings.quota).unwrap_or(MAX_LANES as u32);
+    let quota = state::settings().and_then(|settings| settings.quota).unwrap_or(LANES_MAX as u32);
     let mask = |lane: usize| {
         if processes::has_pid_namespaces() {
             return None;
@@ -83,7 +83,7 @@ fn one_lane_per_cpu(
     let mut all: CpuMask = [0; cpu::MASK_WORDS];
     let mut some = 0_u64;
     let count = owned.count_ones().max(1);
-    let lanes = (0..MAX_LANES).filter(|lane| owned & 1 << lane != 0);
+    let lanes = (0..LANES_MAX).filter(|lane| owned & 1 << lane != 0);
     for lane in lanes.cycle().skip((first % count) as usize).take(owned.count_ones() as usize) {
         let mut union = mask(lane)?;
         union.iter_mut().zip(all).for_each(|(union, all)| *union |= all);

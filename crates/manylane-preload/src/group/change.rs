@@ -29,6 +29,14 @@ pub(crate) fn mark_counted(shared: &Shared, _guard: &Guard<'_>) {
     }
 }
 
+/// Records a fallback that another thread is to make. It replaces a change of owners that a dead
+/// thread has left: its steps take all lanes from their owners.
+pub(crate) fn record_fallback(shared: &Shared, reason: Reason, _guard: &Guard<'_>) {
+    if shared.change.load(Ordering::Acquire) & FALLBACK == 0 {
+        shared.change.store(fallback_change(reason), Ordering::Release);
+    }
+}
+
 /// A recorded change. Dropping it removes the record: the change is complete.
 pub(crate) struct Change<'a>(Option<&'a AtomicU32>);
 
@@ -44,4 +52,23 @@ impl Drop for Change<'_> {
 pub(crate) fn start_change<'a>(shared: &'a Shared, what: u32, _guard: &Guard<'_>) -> Change<'a> {
     let fresh = shared.change.compare_exchange(0, what, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     Change(fresh.then_some(&shared.change))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shared::{lock, memory};
+
+    #[test]
+    fn a_recorded_fallback_replaces_a_change_of_owners() {
+        let shared = &memory::map::<Shared>(1, true).unwrap()[0];
+        let guard = lock::lock(&shared.lock, true).unwrap();
+        std::mem::forget(start_change(shared, OWNERS, &guard));
+        record_fallback(shared, Reason::Exec, &guard);
+        assert_eq!(shared.change.load(Ordering::Relaxed), fallback_change(Reason::Exec));
+        // The one that is left is for the reason that was first, which may have been counted.
+        mark_counted(shared, &guard);
+        record_fallback(shared, Reason::Option, &guard);
+        assert_eq!(shared.change.load(Ordering::Relaxed), fallback_change(Reason::Exec) | REASON_COUNTED);
+    }
 }

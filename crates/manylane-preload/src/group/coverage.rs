@@ -23,7 +23,7 @@
 //!   [`STALLED_POLLS_MAX`] polls, at least a slice apart, it loses the lane: the lane is drained
 //!   first and steered past. The owner gets a lane again when it has received twice. Polls count,
 //!   not time: if all threads were stopped, none loses its lane.
-//! - **Ended**: its `pthread` destructor gives the lane up, in the same order (`thread.rs`).
+//! - **Ended**: its `pthread` destructor gives up the lane, in the same order (`thread.rs`).
 //!
 //! A thread that always finds datagrams in its own lane checks the other owners in one receive of
 //! eight, so that load hides none of this for long. No lane closes before it is empty, and none
@@ -34,7 +34,7 @@ use std::sync::atomic::Ordering;
 use libc::c_int;
 use manylane_sys::tick;
 
-use crate::base::settings::{MAX_LANES, WAIT_SLICE_MS};
+use crate::base::settings::{LANES_MAX, WAIT_SLICE_MS};
 use crate::batching::readiness::ready_lanes;
 use crate::batching::{prefetch, send_batch};
 use crate::fds::sock_fds;
@@ -132,13 +132,13 @@ pub(crate) fn poll_other_lanes(sock: &'static Sock, shared: &Shared, fd: c_int, 
         shared.drain_first.fetch_and(!drained, Ordering::AcqRel);
     }
     if shared.mode() == PLAIN {
-        (1..MAX_LANES)
+        (1..LANES_MAX)
             .filter(|lane| retired & mask & !has & 1 << lane != 0)
             .for_each(|lane| sock_fds::mark_lane_empty(sock, shared, fd, lane));
     }
     let found = has & !(1 << watched) != 0;
     if let Some(member) = thread::cached_member(sock, shared) {
-        member.has_stolen.store(u32::from(found), Ordering::Relaxed);
+        member.found_in_other_lanes.store(u32::from(found), Ordering::Relaxed);
         member.polled_at_ms.store(tick::coarse_ms(), Ordering::Relaxed);
     }
     found

@@ -163,13 +163,13 @@ pub(crate) fn acquire(sock: &'static Sock, shared: &Shared, fd: c_int, _guard: &
 /// A lease that is being built where it stays: it is too large for the stack of a small thread or
 /// of a signal handler. Dropping it closes its queues, and frees the memory.
 struct NewLease {
-    at: &'static [Word],
+    at: &'static [AtomicU64],
     is_filled: bool,
 }
 
 impl NewLease {
     fn map() -> Option<Self> {
-        let at = memory::map::<Word>(size_of::<Lease>().div_ceil(size_of::<Word>()), false)?;
+        let at = memory::map::<AtomicU64>(size_of::<Lease>().div_ceil(size_of::<AtomicU64>()), false)?;
         Some(Self { at, is_filled: false })
     }
 
@@ -234,12 +234,6 @@ impl Drop for NewLease {
     }
 }
 
-#[repr(transparent)]
-struct Word(AtomicU64);
-
-// SAFETY: an atomic.
-unsafe impl memory::Zeroed for Word {}
-
 /// Requests queues for a socket and maps them. Returns the lease and then its connection: a lease
 /// that is dropped closes its queues before the lessor sees the connection end and has them again.
 fn request(fd: c_int) -> io::Result<(NewLease, HiddenFd)> {
@@ -255,7 +249,9 @@ fn request(fd: c_int) -> io::Result<(NewLease, HiddenFd)> {
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
     Message::Request(ticket.secret).send(end.as_fd(), &[socket])?;
     let (count, next_hops) = receive(&end, |message, fds| match (message, fds) {
-        (Message::Granted(count), [Some(hops), ..]) => Ok((count, SharedMemory::open(hops.as_fd())?)),
+        (Message::Granted(count), [Some(next_hops), ..]) => {
+            Ok((count, SharedMemory::open(next_hops.as_fd())?))
+        }
         (Message::Refused(errno @ (libc::ENODEV | libc::ENOSPC)), _) => {
             Err(io::Error::from_raw_os_error(errno))
         }
@@ -319,7 +315,7 @@ pub(crate) fn open(sock: &'static Sock, shared: &Shared, _guard: &Guard<'_>) {
         return;
     }
     // A launcher that was only too slow finds both commands, and ends the lease.
-    lease.post(Message::Close);
+    lease.send(Message::Close);
     shared.lease.store(CLOSED, Ordering::Release);
     report::count_reason(Reason::NoLease, None);
 }

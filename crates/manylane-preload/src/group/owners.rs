@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use libc::c_int;
 
-use crate::base::settings::MAX_LANES;
+use crate::base::settings::LANES_MAX;
 use crate::base::{state, steer};
 use crate::fds::{lane_socket, sock_fds};
 use crate::group::active_set;
@@ -49,7 +49,7 @@ fn active_lanes(shared: &Shared) -> u64 {
 /// The lanes that have an owner.
 fn owned_lanes(shared: &Shared) -> u64 {
     let has_owner = |lane: &usize| shared.owner[*lane].load(Ordering::Relaxed) != 0;
-    (0..MAX_LANES).filter(has_owner).fold(0, |mask, lane| mask | 1 << lane)
+    (0..LANES_MAX).filter(has_owner).fold(0, |mask, lane| mask | 1 << lane)
 }
 
 /// Gives a free lane to each proven member that has none, while lanes last, and steers to the

@@ -4,7 +4,7 @@
 //! A thread that changes modes or owners holds the lock, and records the change before its first
 //! step ([`start_change`]). The lock of a dead thread counts as free. The next thread that wants
 //! it or polls takes it over ([`recover`]). If it finds a recorded change that is not its own, it
-//! finishes the change from whatever step it was left at ([`lock`](fn@lock)); if it dies, too, the
+//! finishes the change from the step at which it was left ([`lock`](fn@lock)); if it dies, too, the
 //! next one does:
 //!
 //! | change | left at | finished by |
@@ -158,7 +158,6 @@ pub(crate) fn remove_member(sock: &Sock, shared: &Shared, at: usize) {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! When a socket gets lanes.
+//! Creation of a socket's lanes.
 //!
 //! While one thread receives, the socket is the kernel's alone. When a second thread receives on
 //! it or waits for it, the mode becomes OBSERVING: there is still one kernel socket, but every
@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use libc::c_int;
 use manylane_ipc::report::Reason;
 
-use crate::base::settings::MAX_LANES;
+use crate::base::settings::LANES_MAX;
 use crate::base::{real, signals, sockopt, state};
 use crate::batching::{prefetch, send_batch};
 use crate::fds::lane_socket::{self, local_addr};
@@ -183,7 +183,7 @@ fn open_lanes(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize, share: usi
     }
     let mut steered = have >= 2;
     let mut why = Reason::NoSocket;
-    for lane in have..wanted.min(most).min(MAX_LANES) {
+    for lane in have..wanted.min(most).min(LANES_MAX) {
         // Steer at once: before that, a datagram may land in any socket of the group, also in one
         // that no thread polls yet.
         let new = match lane_socket::open_lane(fd, || steered = steered || steer_to(shared, fd, 1)) {

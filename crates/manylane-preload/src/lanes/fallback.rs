@@ -1,5 +1,5 @@
-//! How a socket becomes plain, for good, when it meets something that a lane cannot mirror. The
-//! reason is counted (`Reason`; docs/run.md has the table).
+//! Fallback of a socket to a plain one, for good, if it needs what lanes do not support. The reason
+//! is counted (`Reason`; docs/run.md has the table).
 //!
 //! 1. Steer to lane 0, and wait for a grace period: after it no packet is on its way to another
 //!    lane.
@@ -17,6 +17,7 @@ use libc::c_int;
 use manylane_ipc::report::Reason;
 
 use crate::base::{quiesce, real};
+use crate::fds::identity::is_same_socket;
 use crate::fds::sock_fds::{any_fd, any_fd_preferring, dup_preferring};
 use crate::fds::{lane_socket, table};
 use crate::group::change;
@@ -25,7 +26,7 @@ use crate::group::recovery;
 use crate::lanes::entries;
 use crate::lanes::epoll_set::{self, Epoll, NESTED, NESTED_DRAINED};
 use crate::shared::sock::{BLOCKS, MULTI_LANE, OBSERVING, PLAIN, Shared, Sock, UNBOUND};
-use crate::shared::{failpoint, report};
+use crate::shared::{failpoint, lock, report, thread};
 use crate::xdp::queues;
 
 /// The socket becomes plain, for good. Its lanes leave steering, then the table of ports, and the
@@ -50,20 +51,56 @@ pub(crate) fn fall_back_fd(fd: c_int, reason: Reason) {
 fn fall_back_now(sock: &'static Sock, fd: c_int, reason: Reason) {
     let errno = real::errno();
     sock.mark_plain(reason);
-    let may_fall = |shared: &&Shared| !matches!(shared.mode(), UNBOUND | PLAIN);
-    if let Some(shared) = sock.shared().filter(may_fall) {
-        let generation = sock.generation.load(Ordering::Acquire);
-        // The descriptor may belong to another thread, which may close it meanwhile.
-        match dup_preferring(sock, fd) {
-            Some(kept) => fall_back_locked(sock, shared, kept.fd(), generation, reason),
-            // No descriptor is free for a duplicate.
-            None => match any_fd_preferring(sock, fd) {
-                Some(fd) => fall_back_locked(sock, shared, fd, generation, reason),
-                None => _ = entries::revalidate_all(sock),
-            },
+    if let Some(shared) = sock.shared() {
+        if !matches!(shared.mode(), UNBOUND | PLAIN) {
+            fall_back_shared(sock, shared, fd, reason);
+        }
+        // Also if another thread has made it plain, or recovery, which leaves each entry to the
+        // next wait on its instance.
+        if shared.mode() == PLAIN && sock.lane_fds().next().is_some() && thread::is_own_process() {
+            epoll_set::handle_fallback(sock);
         }
     }
     real::set_errno(errno);
+}
+
+fn fall_back_shared(sock: &'static Sock, shared: &Shared, fd: c_int, reason: Reason) {
+    let generation = sock.generation.load(Ordering::Acquire);
+    if !thread::is_own_process() {
+        return record_fallback(sock, shared, generation, reason);
+    }
+    // The descriptor may belong to another thread, which may close it meanwhile.
+    match dup_preferring(sock, fd) {
+        Some(kept) => fall_back_locked(sock, shared, kept.fd(), generation, reason),
+        // No descriptor is free for a duplicate.
+        None => match any_fd_preferring(sock, fd) {
+            Some(fd) => fall_back_locked(sock, shared, fd, generation, reason),
+            None => _ = entries::revalidate_all(sock),
+        },
+    }
+}
+
+/// The child of a vfork has the memory of its parent, and a table of descriptors of its own, in
+/// which it may have closed lanes, or have files of its own at their numbers. So the change is only
+/// recorded: the next thread of the parent that polls its lanes finishes it (`recovery.rs`).
+#[cold]
+fn record_fallback(sock: &Sock, shared: &Shared, generation: u32, reason: Reason) {
+    if let Some(guard) = lock::lock(&shared.lock, true)
+        && !matches!(shared.mode(), UNBOUND | PLAIN)
+        && sock.generation.load(Ordering::Acquire) == generation
+    {
+        change::record_fallback(shared, reason, &guard);
+    }
+}
+
+/// A program that is about to be started gets `copy`, a duplicate of `fd` (-1: one that the C
+/// library will make). It may receive on it, and would see only lane 0.
+pub(crate) fn before_exec_with_copy(fd: c_int, copy: c_int) {
+    if let Some(sock) = table::sock(fd)
+        && is_same_socket(sock, if copy < 0 { fd } else { copy })
+    {
+        fall_back(sock, fd, Reason::Exec);
+    }
 }
 
 fn fall_back_locked(sock: &'static Sock, shared: &Shared, fd: c_int, generation: u32, reason: Reason) {
@@ -71,14 +108,11 @@ fn fall_back_locked(sock: &'static Sock, shared: &Shared, fd: c_int, generation:
         && !matches!(shared.mode(), UNBOUND | PLAIN)
         && sock.generation.load(Ordering::Acquire) == generation
     {
-        let change = change::start_change(shared, change::fallback_change(reason), &guard);
+        let _change = change::start_change(shared, change::fallback_change(reason), &guard);
         failpoint::hit("fallback begun");
         report::count_reason(reason, lane_socket::local_addr(fd));
         change::mark_counted(shared, &guard);
         plain::make_plain(sock, shared, fd, &guard);
-        drop(change);
-        drop(guard);
-        epoll_set::handle_fallback(sock);
     }
 }
 

@@ -13,7 +13,7 @@ use crate::group::recovery;
 use crate::lanes::entries;
 use crate::lanes::fallback;
 use crate::shared::report;
-use crate::shared::sock::{BUSY, MAX_MEMBERS, Member, OBSERVING, SINGLE, Shared, Sock};
+use crate::shared::sock::{BUSY, MEMBERS_MAX, Member, OBSERVING, SINGLE, Shared, Sock};
 use crate::shared::thread::{self, cached_member, id, liveness};
 use crate::xdp::queues;
 
@@ -40,7 +40,7 @@ pub(crate) fn member<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> 
 #[cold]
 fn join<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Member> {
     let thread_id = id();
-    let joined = (shared.joined.load(Ordering::Acquire) as usize).min(MAX_MEMBERS);
+    let joined = (shared.joined.load(Ordering::Acquire) as usize).min(MEMBERS_MAX);
     let mut place = shared.members[..joined]
         .iter()
         .position(|member| member.thread_id.load(Ordering::Relaxed) == thread_id);
@@ -60,7 +60,7 @@ fn join<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Me
         member.state.store(BUSY, Ordering::Relaxed);
         member.receives.store(0, Ordering::Relaxed);
         member.kind.store(0, Ordering::Relaxed);
-        member.has_stolen.store(0, Ordering::Relaxed);
+        member.found_in_other_lanes.store(0, Ordering::Relaxed);
         member.is_sampled.store(0, Ordering::Relaxed);
         member.polled_at_ms.store(0, Ordering::Relaxed);
         member.lane.store(-1, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! When a socket gets lanes, which threads join and leave, and why it becomes plain.
+//! Creation of lanes, threads that join and leave, and the fallback to a plain socket.
 //!
 //! | file | what it does |
 //! |---|---|

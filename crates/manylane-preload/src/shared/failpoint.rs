@@ -10,7 +10,8 @@
 #[inline(always)]
 pub(crate) fn hit(_: &str) {}
 
-/// Whether to prefetch, if a test decides it instead of the active set. In release builds, none.
+/// True to prefetch, false not to, if a test decides this instead of the active set. In release
+/// builds, none.
 #[cfg(not(debug_assertions))]
 #[inline(always)]
 pub(crate) fn prefetch() -> Option<bool> {
@@ -29,20 +30,14 @@ mod armed {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    use crate::shared::memory::{self, Zeroed};
-
-    /// 1 once it has fired; shared with all forked processes.
-    #[repr(C)]
-    struct Fired(AtomicU32);
-
-    // SAFETY: an atomic.
-    unsafe impl Zeroed for Fired {}
+    use crate::shared::memory;
 
     struct Failpoint {
         name: String,
         /// Ends only the thread, without any handler; else kills its process.
         thread_only: bool,
-        fired: &'static Fired,
+        /// 1 once it has fired; shared with all forked processes.
+        fired: &'static AtomicU32,
     }
 
     static FAILPOINT: OnceLock<Failpoint> = OnceLock::new();
@@ -54,7 +49,7 @@ mod armed {
         }
         for (variable, thread) in [("MANYLANE_TEST_DIE_AT", false), ("MANYLANE_TEST_END_AT", true)] {
             if let Ok(name) = std::env::var(variable)
-                && let Some([fired]) = memory::map::<Fired>(1, true)
+                && let Some([fired]) = memory::map::<AtomicU32>(1, true)
             {
                 _ = FAILPOINT.set(Failpoint { name, thread_only: thread, fired });
             }
@@ -68,7 +63,7 @@ mod armed {
     pub(crate) fn hit(name: &str) {
         if let Some(point) = FAILPOINT.get()
             && point.name == name
-            && point.fired.0.swap(1, Ordering::Relaxed) == 0
+            && point.fired.swap(1, Ordering::Relaxed) == 0
         {
             loop {
                 // SAFETY: the calls take numbers; the first one ends the thread, or the second one

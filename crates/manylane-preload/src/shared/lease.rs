@@ -49,12 +49,12 @@ impl Lease {
     /// Sends a command to the lessor; true if it acknowledged it. Requires the socket's lock.
     pub(crate) fn send_command(&self, command: Message) -> bool {
         let is_done = |end| command.await_reply(end).unwrap_or(false);
-        self.post(command) && self.connection().is_some_and(is_done)
+        self.send(command) && self.connection().is_some_and(is_done)
     }
 
     /// Sends a command to the lessor and waits for no reply; true if it was sent. Requires the
     /// socket's lock.
-    pub(crate) fn post(&self, command: Message) -> bool {
+    pub(crate) fn send(&self, command: Message) -> bool {
         self.connection().is_some_and(|end| command.send(end, &[]).is_ok())
     }
 

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use libc::{c_int, pid_t, pthread_mutex_t};
 
 use crate::base::real::{self, call};
-use crate::shared::memory::{self, Zeroed};
+use crate::shared::memory;
 
 /// Max threads with a token at a time, in a program and all that it forks. A token has 16 bits for
 /// the slot.
@@ -38,21 +38,21 @@ const READY: u32 = 2;
 /// Identifies a thread for all time: generation of its slot, and the slot plus 1. 0: not known.
 pub(crate) type Token = u64;
 
-#[repr(C, align(64))]
-struct Liveness {
-    state: AtomicU32,
-    /// Changes with each thread that acquires the slot.
-    generation: AtomicU32,
-    /// A `pthread_mutex_t`. Its first word is the futex: the thread's id, or the kernel's mark
-    /// that it died.
-    mutex: [AtomicU32; 12],
+manylane_sys::atomics! {
+    /// All zeroes: a slot whose mutex is not initialized.
+    #[repr(align(64))]
+    struct Liveness {
+        state: AtomicU32,
+        /// Changes with each thread that acquires the slot.
+        generation: AtomicU32,
+        /// A `pthread_mutex_t`. Its first word is the futex: the thread's id, or the kernel's mark
+        /// that it died.
+        mutex: [AtomicU32; 12],
+    }
 }
 
 const _: () = assert!(size_of::<pthread_mutex_t>() <= size_of::<[AtomicU32; 12]>());
 const _: () = assert!(align_of::<pthread_mutex_t>() <= 8);
-
-// SAFETY: atomics; zeroes are a slot whose mutex is not initialized.
-unsafe impl Zeroed for Liveness {}
 
 static SLOTS: AtomicPtr<Liveness> = AtomicPtr::new(ptr::null_mut());
 

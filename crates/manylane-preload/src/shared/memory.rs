@@ -7,8 +7,9 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::c_void;
+use manylane_sys::shared::Atomics;
 
-use crate::base::settings::MAX_LANES;
+use crate::base::settings::LANES_MAX;
 use crate::base::state;
 
 /// All mappings are aligned to it.
@@ -21,6 +22,9 @@ const PAGE_SIZE_MIN: usize = 4096;
 /// All zeroes are a value of the type. Each field is an atomic, an array or a struct of such, or in
 /// a cell whose access the type's atomics order.
 pub(crate) unsafe trait Zeroed: Sized + Sync {}
+
+// SAFETY: all bytes are valid for atomics, and any thread may write them (contract of `Atomics`).
+unsafe impl<T: Atomics> Zeroed for T {}
 
 /// Maps `count` values, all zero; none if the system is out of memory. A `shared` mapping is one
 /// memory for a process and all that it forks later.
@@ -114,5 +118,5 @@ impl PerLane {
 /// Lanes that a socket can have.
 #[inline]
 fn lane_count() -> usize {
-    state::settings().map_or(0, |settings| settings.lanes.min(MAX_LANES))
+    state::settings().map_or(0, |settings| settings.lanes.min(LANES_MAX))
 }

@@ -3,7 +3,7 @@
 //! | file | what it does |
 //! |---|---|
 //! | `memory.rs` | mappings of atomics |
-//! | `sock.rs` | a socket as this process sees it, and what all processes share of it |
+//! | `sock/` | a socket as this process sees it, and what all processes share of it |
 //! | `lease.rs`, `leftovers.rs` | its queues on lease; its datagrams that are left after the library detached |
 //! | `processes.rs`, `thread.rs` | the number of the calling process; the calling thread, and its cached members |
 //! | `liveness.rs` | which threads are alive |

@@ -5,18 +5,16 @@
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-use crate::shared::memory::{self, Zeroed};
+use crate::shared::memory;
 
-#[repr(C)]
-struct Processes {
-    /// Processes so far, without the first one.
-    count: AtomicU32,
-    /// 1 once a process has been forked into another PID namespace than its parent's.
-    has_namespaces: AtomicU32,
+manylane_sys::atomics! {
+    struct Processes {
+        /// Processes so far, without the first one.
+        count: AtomicU32,
+        /// 1 once a process has been forked into another PID namespace than its parent's.
+        has_namespaces: AtomicU32,
+    }
 }
-
-// SAFETY: atomics.
-unsafe impl Zeroed for Processes {}
 
 static PROCESSES: AtomicPtr<Processes> = AtomicPtr::new(ptr::null_mut());
 /// Of the calling process; the first one has 0.

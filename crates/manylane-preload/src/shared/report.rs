@@ -28,7 +28,7 @@ pub(crate) fn start() -> Option<c_int> {
             inherited
         }
         Err(err) => {
-            real::log(&format!("MANYLANE_REPORT={}: {err}; no report is written", path.display()));
+            real::log(&format!("MANYLANE_REPORT={}: {err}; writing no report", path.display()));
             None
         }
     };
@@ -88,15 +88,7 @@ pub(crate) fn claim_slot(tid: u32, addr: Option<SocketAddr>, inode: u64) -> u32 
             {
                 continue;
             }
-            for count in [&slot.rx_datagrams, &slot.rx_bytes, &slot.rx_batches, &slot.rx_stolen] {
-                count.store(0, Ordering::Relaxed);
-            }
-            for count in [&slot.rx_frames, &slot.rx_bad_frames, &slot.tx_frames] {
-                count.store(0, Ordering::Relaxed);
-            }
-            for count in [&slot.tx_datagrams, &slot.tx_bytes, &slot.tx_batches] {
-                count.store(0, Ordering::Relaxed);
-            }
+            slot.clear();
             slot.pid.store(std::process::id(), Ordering::Relaxed);
             slot.tid.store(tid, Ordering::Relaxed);
             slot.lane.store(NO_LANE, Ordering::Relaxed);
@@ -134,7 +126,7 @@ pub(crate) fn record_received(member: &Member, datagrams: u64, bytes: u64, helpe
     add(&slot.rx_bytes, bytes);
     add(&slot.rx_batches, u64::from(!held));
     if helped {
-        add(&slot.rx_stolen, datagrams);
+        add(&slot.rx_from_other_lanes, datagrams);
     }
 }
 

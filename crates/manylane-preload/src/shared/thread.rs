@@ -57,27 +57,45 @@ pub(crate) fn is_own_process() -> bool {
 }
 
 impl ThreadState {
-    /// After a fork the child has another process and thread id.
+    /// After a fork the child has another process and thread id. The child of a vfork runs on the
+    /// state of its parent's thread, and keeps its own id out of it.
     #[cold]
-    fn reset_after_fork(&self, epoch: u32) {
-        quiesce::run_inside(|| {
+    fn reset_after_fork(&self, epoch: u32) -> u64 {
+        let fresh = quiesce::run_inside(|| {
             // SAFETY: gettid(2) takes nothing and touches no memory.
             let tid = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
-            self.id.set(u64::from(processes::number()) << 32 | u64::from(tid));
-            self.member_cache.iter().for_each(|place| place.set((0, 0, 0)));
-            self.peeked.set((0, 0));
-            self.liveness.set(0);
-            self.epoch.set(epoch);
+            let id = u64::from(processes::number()) << 32 | u64::from(tid);
+            if is_own_process() {
+                self.id.set(id);
+                self.member_cache.iter().for_each(|place| place.set((0, 0, 0)));
+                self.peeked.set((0, 0));
+                self.liveness.set(0);
+                self.epoch.set(epoch);
+            }
+            id
         });
+        fresh.unwrap_or_else(|| self.id.get())
     }
 
     #[inline]
     fn id(&self) -> u64 {
         let epoch = EPOCH.load(Ordering::Relaxed);
-        if self.epoch.get() != epoch {
-            self.reset_after_fork(epoch);
+        if self.epoch.get() == epoch { self.id.get() } else { self.reset_after_fork(epoch) }
+    }
+
+    /// The field `liveness`, unless it is from before a fork.
+    #[inline]
+    fn token(&self) -> u64 {
+        self.id();
+        if self.epoch.get() == EPOCH.load(Ordering::Relaxed) { self.liveness.get() } else { NO_LIVENESS }
+    }
+
+    /// The liveness token; 0 if the thread has none.
+    fn acquired_token(&self) -> liveness::Token {
+        match self.token() {
+            NO_LIVENESS => 0,
+            token => token,
         }
-        self.id.get()
     }
 }
 
@@ -90,12 +108,12 @@ pub(crate) fn id() -> u64 {
 /// Liveness token of the calling thread; 0 if it has none. Signals are blocked.
 pub(crate) fn liveness() -> liveness::Token {
     THREAD.with(|thread| {
-        let id = thread.id();
-        if thread.liveness.get() == 0 {
-            let token = liveness::acquire(id as u32);
+        // To the C library, the child of a vfork is its parent's thread.
+        if thread.token() == 0 && is_own_process() {
+            let token = liveness::acquire(thread.id() as u32);
             thread.liveness.set(if token == 0 { NO_LIVENESS } else { token });
         }
-        if thread.liveness.get() == NO_LIVENESS { 0 } else { thread.liveness.get() }
+        thread.acquired_token()
     })
 }
 
@@ -105,7 +123,7 @@ pub(crate) fn liveness() -> liveness::Token {
 pub(crate) fn holder_token() -> liveness::Token {
     THREAD.with(|thread| {
         let id = thread.id();
-        match thread.liveness.get() {
+        match thread.token() {
             0 | NO_LIVENESS => acquire_holder_token(id),
             token => token,
         }
@@ -122,10 +140,7 @@ fn acquire_holder_token(id: u64) -> liveness::Token {
 
 /// The liveness token (`liveness.rs`) if the thread has acquired it; else 0.
 pub(crate) fn acquired_liveness() -> liveness::Token {
-    THREAD.with(|thread| {
-        thread.id();
-        if thread.liveness.get() == NO_LIVENESS { 0 } else { thread.liveness.get() }
-    })
+    THREAD.with(ThreadState::acquired_token)
 }
 
 /// Address of the socket's slot, and the place of its member in the cache. Sockets with consecutive

@@ -29,7 +29,7 @@ use manylane_ipc::lease::QUEUES_MAX;
 
 use crate::base::real::{self, fail_with_errno};
 use crate::base::recv_bufs::RecvBufs;
-use crate::base::settings::{MAX_LANES, WAIT_SLICE};
+use crate::base::settings::{LANES_MAX, WAIT_SLICE};
 use crate::base::sockopt::NO_WAIT_US;
 use crate::base::{quiesce, signals, sockopt, state};
 use crate::batching::prefetch::{self, FillResult, Prefetch};
@@ -64,7 +64,7 @@ pub(crate) struct RecvCall<'a, Op> {
     pub(crate) nonblock: Cell<bool>,
     /// The program's own timeout of this call, as [`Shared::timeout_us`].
     pub(crate) timeout_us: Cell<u64>,
-    /// When that ends; none before the first wait of the call.
+    /// End of that timeout; none before the first wait of the call.
     pub(crate) until: Cell<Option<Instant>>,
 }
 
@@ -276,7 +276,7 @@ impl<'a, Op: Fn(c_int, c_int) -> isize> RecvCall<'a, Op> {
     #[inline]
     fn try_kernel(&self, lane: usize) -> Option<isize> {
         if state::is_send_batching() && self.member.lane.load(Ordering::Relaxed) != lane as i32 {
-            send_batch::before_steal(self.sock, self.shared, self.fd, lane);
+            send_batch::before_recv_from_other_lane(self.sock, self.shared, self.fd, lane);
         }
         if let Some(prefetched) = prefetch::for_lane(self.sock, lane)
             && let Break(got) = self.try_prefetch(prefetched, lane, false)
@@ -316,7 +316,7 @@ impl<'a, Op: Fn(c_int, c_int) -> isize> RecvCall<'a, Op> {
         // 2. Lanes to drain first.
         let first = self.shared.drain_first.load(Ordering::Acquire);
         if first != 0 {
-            for lane in (0..MAX_LANES).filter(|lane| first & 1 << lane != 0) {
+            for lane in (0..LANES_MAX).filter(|lane| first & 1 << lane != 0) {
                 match self.try_kernel(lane) {
                     Some(answer) => {
                         owners::count_drained(self.shared);
@@ -328,11 +328,11 @@ impl<'a, Op: Fn(c_int, c_int) -> isize> RecvCall<'a, Op> {
         }
         let Some(own) = own else { return self.recv_any(nonblock) };
         // 3. The caller's own lane, 4. lanes whose owners do not wait.
-        if nonblock || self.member.has_stolen.load(Ordering::Relaxed) != 0 {
+        if nonblock || self.member.found_in_other_lanes.load(Ordering::Relaxed) != 0 {
             if let Some(answer) = self.try_lane(own) {
                 return Some((answer, false));
             }
-            if let Some(answer) = self.steal(Some(own)) {
+            if let Some(answer) = self.recv_from_other_lanes(Some(own)) {
                 return Some((answer, true));
             }
             if nonblock {
@@ -365,7 +365,7 @@ impl<'a, Op: Fn(c_int, c_int) -> isize> RecvCall<'a, Op> {
 
     /// A thread without a lane receives from all of them.
     fn recv_any(&self, nonblock: bool) -> Option<(isize, bool)> {
-        if let Some(answer) = self.steal(None) {
+        if let Some(answer) = self.recv_from_other_lanes(None) {
             return Some((answer, true));
         }
         if nonblock {
@@ -375,7 +375,7 @@ impl<'a, Op: Fn(c_int, c_int) -> isize> RecvCall<'a, Op> {
         send_batch::flush();
         let all = sock_fds::lanes_mask(self.shared);
         let (lane_fds, count) = lane_pollfds(self.sock, self.fd, all);
-        let mut fds = [pollfd { fd: -1, events: 0, revents: 0 }; MAX_LANES + QUEUES_MAX];
+        let mut fds = [pollfd { fd: -1, events: 0, revents: 0 }; LANES_MAX + QUEUES_MAX];
         fds[..count].copy_from_slice(&lane_fds[..count]);
         queues::flush();
         let count = queues::append_pollfds(self.sock, self.shared, all, &mut fds, count);
@@ -395,12 +395,12 @@ impl<'a, Op: Fn(c_int, c_int) -> isize> RecvCall<'a, Op> {
     /// After a slice: receives from uncovered lanes.
     fn poll_others(&self, own: usize) -> Option<isize> {
         sampling::after_slice(self.sock, self.shared);
-        self.steal(Some(own))
+        self.recv_from_other_lanes(Some(own))
     }
 
     /// Polls the uncovered lanes, and receives from one that has a datagram. A thread without a
     /// lane polls all.
-    fn steal(&self, own: Option<usize>) -> Option<isize> {
+    fn recv_from_other_lanes(&self, own: Option<usize>) -> Option<isize> {
         let errno = real::errno();
         let mask = match own {
             Some(own) => uncovered(self.sock, self.shared, Some(own)),
@@ -409,16 +409,16 @@ impl<'a, Op: Fn(c_int, c_int) -> isize> RecvCall<'a, Op> {
                 sock_fds::lanes_mask(self.shared)
             }
         };
-        // An error of a socket is received as a datagram is: nobody else may wait for it.
+        // An error of a socket is received like a datagram: no other thread may wait for it.
         let events = libc::POLLIN | libc::POLLERR;
         let ready = lanes_with(events, self.sock, self.shared, self.fd, mask);
-        for lane in (0..MAX_LANES).filter(|lane| ready & 1 << lane != 0) {
+        for lane in (0..LANES_MAX).filter(|lane| ready & 1 << lane != 0) {
             if let Some(answer) = self.try_lane(lane) {
-                self.member.has_stolen.store(1, Ordering::Relaxed);
+                self.member.found_in_other_lanes.store(1, Ordering::Relaxed);
                 return Some(answer);
             }
         }
-        self.member.has_stolen.store(0, Ordering::Relaxed);
+        self.member.found_in_other_lanes.store(0, Ordering::Relaxed);
         real::set_errno(errno);
         None
     }
@@ -459,7 +459,7 @@ impl<'a, Op: Fn(c_int, c_int) -> isize> RecvCall<'a, Op> {
                 return Some(answer);
             }
         }
-        for lane in (1..MAX_LANES).filter(|lane| retired & 1 << lane != 0) {
+        for lane in (1..LANES_MAX).filter(|lane| retired & 1 << lane != 0) {
             match self.try_kernel(lane) {
                 Some(answer) => return Some(answer),
                 None => sock_fds::mark_lane_empty(self.sock, self.shared, self.fd, lane),
@@ -469,8 +469,8 @@ impl<'a, Op: Fn(c_int, c_int) -> isize> RecvCall<'a, Op> {
     }
 }
 
-/// What the kernel reads when a receive starts: true if the call does not wait, and its timeout. A
-/// change during the wait is for later calls.
+/// Options that the kernel reads when a receive starts: true if the call does not wait, and its
+/// timeout. A change during the wait affects later calls only.
 #[inline]
 pub(crate) fn options(shared: &Shared, flags: c_int) -> (bool, u64) {
     let timeout_us = shared.timeout_us.load(Ordering::Relaxed);

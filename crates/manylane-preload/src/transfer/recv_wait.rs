@@ -11,7 +11,7 @@ use crate::base::real::{self, fail_with_errno};
 use crate::base::settings::WAIT_SLICE;
 use crate::base::signals;
 use crate::batching::rx_coalesce;
-use crate::shared::sock::{BUSY, WAITS_ON};
+use crate::shared::sock::WAITS_ON;
 use crate::shared::thread;
 use crate::transfer::recv_call::{RecvCall, options};
 use crate::xdp::queues;
@@ -48,7 +48,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
             self.defer_signals();
             let mask = self.signals.wait_mask(None);
             let ended = real::ppoll_none(time, mask);
-            self.member.state.store(BUSY, Ordering::Release);
+            self.member.finish_wait();
             self.member.beat();
             (ended < 0 && !self.should_wait_again()).then_some(-1)
         };
@@ -60,7 +60,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         self.start_timeout();
         self.member.state.store(WAITS_ON + lane as u32, Ordering::Release);
         if let Some(answer) = self.poll_first(lane) {
-            self.member.state.store(BUSY, Ordering::Release);
+            self.member.finish_wait();
             self.member.beat();
             return Some(answer);
         }
@@ -72,7 +72,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         } else {
             (self.op)(self.sock.fd_of(lane, self.fd), 0)
         };
-        self.member.state.store(BUSY, Ordering::Release);
+        self.member.finish_wait();
         self.member.beat();
         if answer >= 0 {
             if self.flags & MSG_PEEK != 0 && !with_queues {

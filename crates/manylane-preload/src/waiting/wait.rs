@@ -1,4 +1,4 @@
-//! What all waits have in common: how a thread waits for one socket, and until when.
+//! Common parts of all waits: wait mode and deadline of a thread that waits for one socket.
 //!
 //! A thread that waits for a socket with lanes waits for its own lane, in slices. After each slice
 //! it polls the lanes whose owners do not wait (`coverage.rs`). With one receiving thread the wait
@@ -23,7 +23,7 @@ use crate::xdp::queues;
 /// Heartbeats of which only the first two check the clock, to spare datagrams that cost.
 const CLOCK_CHECK_INTERVAL: u32 = 16;
 
-/// How a thread waits for one socket.
+/// Wait of a thread for one socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WaitMode {
     /// The program's own wait.
@@ -97,10 +97,10 @@ pub(crate) fn is_poll_overdue(shared: &Shared, member: Option<&Member>, datagram
 pub(crate) fn is_poll_due(sock: &'static Sock, shared: &Shared, member: Option<&Member>) -> bool {
     shared.retired.load(Ordering::Acquire) | shared.drain_first.load(Ordering::Acquire) != 0
         || queues::has_leftovers(sock, shared)
-        || member.is_some_and(|member| member.has_stolen.load(Ordering::Relaxed) != 0)
+        || member.is_some_and(|member| member.found_in_other_lanes.load(Ordering::Relaxed) != 0)
 }
 
-/// When a wait ends; it may have no bound.
+/// End of a wait, which may be unbounded.
 #[derive(Clone, Copy)]
 pub(crate) struct Deadline {
     instant: Option<Instant>,

@@ -4,41 +4,25 @@
 use std::marker::PhantomData;
 use std::mem::size_of;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
 use std::ptr;
 
-use libc::{c_int, iovec, msghdr, sockaddr, socklen_t};
+use libc::{iovec, msghdr, sockaddr, socklen_t};
+use manylane_sys::addr::SockAddr;
 use manylane_wire::datagram::Datagram;
 use manylane_wire::frame::UdpFrame;
 
-/// The datagram in a frame that the XDP program passed on, if it is valid; none if the kernel
-/// would have dropped it.
+/// The source and the payload of the datagram in a frame that the XDP program passed on, if it is
+/// valid; none if the kernel would have dropped it.
 #[inline]
-pub(crate) fn verify(frame: &[u8], from_veth: bool) -> Option<(SocketAddr, &[u8])> {
+pub(crate) fn parse(frame: &[u8], from_veth: bool) -> Option<(SocketAddr, Range<usize>)> {
     let mut datagram = Datagram::default();
     datagram.read_hinted(frame).ok()?;
     let at = usize::from(datagram.payload_offset);
-    let payload = frame.get(at..at + usize::from(datagram.len))?;
+    let payload = at..at + usize::from(datagram.len);
+    // Another process may have changed the frame while it was parsed.
+    frame.get(payload.clone())?;
     datagram.checksum.is_accepted(from_veth).then(|| (datagram.source(), payload))
-}
-
-/// An address as the kernel writes it for a socket of that family, and its length.
-pub(crate) fn sockaddr_bytes(
-    peer: SocketAddr,
-    is_v6: bool,
-) -> ([u8; size_of::<libc::sockaddr_in6>()], usize) {
-    let mut bytes = [0; size_of::<libc::sockaddr_in6>()];
-    let family = if is_v6 { libc::AF_INET6 } else { libc::AF_INET };
-    bytes[..2].copy_from_slice(&(family as u16).to_ne_bytes());
-    bytes[2..4].copy_from_slice(&peer.port().to_be_bytes());
-    match (peer.ip(), is_v6) {
-        (IpAddr::V4(ip), false) => {
-            bytes[4..8].copy_from_slice(&ip.octets());
-            return (bytes, size_of::<libc::sockaddr_in>());
-        }
-        (IpAddr::V4(ip), true) => bytes[8..24].copy_from_slice(&ip.to_ipv6_mapped().octets()),
-        (IpAddr::V6(ip), _) => bytes[8..24].copy_from_slice(&ip.octets()),
-    }
-    (bytes, size_of::<libc::sockaddr_in6>())
 }
 
 /// One datagram that a call of the program sends, during which the value may be used.
@@ -50,6 +34,9 @@ pub(crate) struct TxDatagram<'call> {
     count: usize,
     call: PhantomData<&'call [u8]>,
 }
+
+/// Maximum length of an address that is used, in bytes.
+const NAME_LEN_MAX: usize = 32;
 
 /// Max iovecs that are copied; the kernel sends a message with more.
 const IOVECS_MAX: usize = 64;
@@ -88,11 +75,17 @@ impl<'call> TxDatagram<'call> {
 
     /// The address, as the program gave it; none if it is missing, too short or too long.
     pub(crate) fn name(&self) -> Option<&[u8]> {
-        if self.to.is_null() || !(size_of::<libc::sockaddr_in>()..=32).contains(&(self.tolen as usize)) {
+        self.name_up_to(NAME_LEN_MAX)
+    }
+
+    /// The same, at most [`NAME_LEN_MAX`] bytes of it; none if it is longer than `len_max`.
+    fn name_up_to(&self, len_max: usize) -> Option<&[u8]> {
+        let len = self.tolen as usize;
+        if self.to.is_null() || !(size_of::<libc::sockaddr_in>()..=len_max).contains(&len) {
             return None;
         }
         // SAFETY: program arguments.
-        Some(unsafe { std::slice::from_raw_parts(self.to.cast::<u8>(), self.tolen as usize) })
+        Some(unsafe { std::slice::from_raw_parts(self.to.cast::<u8>(), len.min(NAME_LEN_MAX)) })
     }
 
     /// Copies the payload into `room`, which is as long as [`len`](Self::len) said. The iovecs may
@@ -113,27 +106,13 @@ impl<'call> TxDatagram<'call> {
 
     /// The destination, if it is one peer that a frame can be sent to.
     pub(crate) fn peer(&self, is_v6: bool) -> Option<SocketAddr> {
-        let wanted = if is_v6 { size_of::<libc::sockaddr_in6>() } else { size_of::<libc::sockaddr_in>() };
         // The kernel reports longer ones, and negative ones, or cuts them.
-        let most = size_of::<libc::sockaddr_storage>();
-        if self.to.is_null() || !(wanted..=most).contains(&(self.tolen as usize)) {
-            return None;
-        }
-        // SAFETY: program arguments.
-        let bytes = unsafe { std::slice::from_raw_parts(self.to.cast::<u8>(), wanted) };
-        let family = c_int::from(u16::from_ne_bytes([bytes[0], bytes[1]]));
-        let port = u16::from_be_bytes([bytes[2], bytes[3]]);
-        let ip: IpAddr = if is_v6 {
-            let ip: [u8; 16] = bytes[8..24].try_into().ok()?;
-            std::net::Ipv6Addr::from(ip).to_canonical()
-        } else {
-            std::net::Ipv4Addr::new(bytes[4], bytes[5], bytes[6], bytes[7]).into()
-        };
+        let name = self.name_up_to(size_of::<libc::sockaddr_storage>())?;
+        let peer = SockAddr::parse(name, is_v6)?.to_std()?;
+        let (ip, port) = (peer.ip().to_canonical(), peer.port());
         let link_local = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
         let broadcast = matches!(ip, IpAddr::V4(ip) if ip.is_broadcast());
-        let expected = if is_v6 { libc::AF_INET6 } else { libc::AF_INET };
-        let one = family == expected
-            && port != 0
+        let one = port != 0
             && !(ip.is_multicast() || ip.is_unspecified() || ip.is_loopback() || link_local || broadcast);
         one.then(|| SocketAddr::new(ip, port))
     }
@@ -155,9 +134,10 @@ mod tests {
 
     #[test]
     fn addresses_with_a_length_that_the_kernel_refuses_name_no_peer() {
-        let (bytes, _) = sockaddr_bytes("192.0.2.1:53".parse().unwrap(), false);
+        let addr = SockAddr::from("192.0.2.1:53".parse::<SocketAddr>().unwrap());
+        let bytes = addr.as_bytes();
         let mut room = [0_u8; size_of::<libc::sockaddr_storage>()];
-        room[..bytes.len()].copy_from_slice(&bytes);
+        room[..bytes.len()].copy_from_slice(bytes);
         let piece = iovec { iov_base: ptr::null_mut(), iov_len: 0 };
         for (len, is_peer) in
             [(0, false), (15, false), (16, true), (28, true), (128, true), (129, false), (u32::MAX, false)]

@@ -12,7 +12,7 @@
 //! | stage | by | when it is full or missing |
 //! |---|---|---|
 //! | a frame in the RX ring | any receive on the lane: queues first; the companion now and then ([`KERNEL_CHECK_INTERVAL`]), and when they are empty | ring full: the kernel counts it |
-//! | checked (`frames::verify`) | the receive | invalid frames are dropped, as the kernel does, and counted |
+//! | checked (`frames::parse`) | the receive | invalid frames are dropped, as the kernel does, and counted |
 //! | in the program's buffers | the receive: copied under the queue's lock; the frame goes back at once | - |
 //! | a wait | any wait on the lane: in slices, with the descriptors of its queues beside the program's; with epoll, beside the instance, whose entries stay as they are | - |
 //! | a reply ([`send`]) | the sender: written into a free frame of a queue of the next hop's device | no next hop (then requested), no frame, longer than the MTU, control messages, flags, multicast: the companion |
@@ -32,12 +32,13 @@ use std::sync::atomic::Ordering;
 use libc::pollfd;
 use manylane_ipc::lease::QUEUES_MAX;
 use manylane_ipc::next_hops::{NextHop, RouteKey};
+use manylane_sys::addr::{SockAddr, in_socket_family};
 use manylane_sys::xsk::{Holder, LeasedQueue, QueueGuard};
 use manylane_wire::ethernet::Mac;
 use manylane_wire::frame::{UdpFrame, ip_udp_len};
 
 use crate::base::recv_bufs::{DatagramRef, RecvBufs};
-use crate::base::settings::MAX_LANES;
+use crate::base::settings::LANES_MAX;
 use crate::base::{quiesce, real};
 use crate::shared::lease::{CLOSED, DRAINING, Lease, OPEN};
 use crate::shared::sock::{MULTI_LANE, Member, Shared, Sock};
@@ -50,8 +51,6 @@ use crate::xdp::frames::{self, TxDatagram};
 pub(crate) const KERNEL_CHECK_INTERVAL: u32 = 32;
 /// Time without a heartbeat of the launcher after which its next hops are ignored, in milliseconds.
 const HEARTBEAT_TIMEOUT_MS: u32 = 2000;
-/// Maximum number of invalid frames that one receive drops.
-const BAD_FRAMES_MAX: u32 = 256;
 /// Max replies that are put into rings before the kernel is told, which is the expensive part.
 const TX_FRAME_BATCH_MAX: u32 = 16;
 
@@ -99,7 +98,7 @@ fn lane_queues<'a>(
 }
 
 fn lane_of_queue(shared: &Shared, number: usize) -> usize {
-    shared.queue_lane[number].load(Ordering::Relaxed) as usize % MAX_LANES
+    shared.queue_lane[number].load(Ordering::Relaxed) as usize % LANES_MAX
 }
 
 /// A bit for each lane of `mask` that has a queue with a frame.
@@ -187,47 +186,46 @@ fn recv_from(
     let peeks = flags & libc::MSG_PEEK != 0;
     let most = if peeks { 1 } else { into.capacity() };
     let (mut done, mut answer) = (0, 0);
-    while done < most && guard.refused() < BAD_FRAMES_MAX && (done == 0 || !into.is_invalid(done, flags)) {
-        let Some(frame) = guard.peek() else { break };
-        match frames::verify(frame, queue.terms().is_veth) {
-            Some((peer, payload)) => {
-                let (name, len) = frames::sockaddr_bytes(peer, lease.is_v6);
-                let parcel = DatagramRef { name: &name[..len], payload: [payload, &[]], control: &[] };
-                answer = into.write(done, &parcel, flags);
-                if peeks {
-                    done += 1;
-                    failpoint::hit("peeked");
-                    break;
-                }
-                guard.pop();
-                if answer < 0 {
-                    break;
-                }
-                done += 1;
-            }
-            None => guard.refuse(),
+    while done < most && (done == 0 || !into.is_invalid(done, flags)) {
+        let Some((peer, payload)) = peek(queue, &mut guard) else { break };
+        let name = SockAddr::from(in_socket_family(peer, lease.is_v6));
+        let datagram = DatagramRef { name: name.as_bytes(), payload: [payload, &[]], control: &[] };
+        answer = into.write(done, &datagram, flags);
+        if peeks {
+            failpoint::hit("peeked");
+        } else {
+            guard.pop();
         }
+        if answer < 0 {
+            break;
+        }
+        done += 1;
     }
-    let bad = guard.refused();
-    drop(guard);
-    if done == 0 || peeks {
-        if bad > 0 {
-            record_received(sock, 0, bad);
-        }
-        if done == 0 || answer < 0 {
-            return (answer < 0).then_some(answer);
-        }
+    unlock(sock, guard, if peeks { 0 } else { done as u64 });
+    if done == 0 {
+        return (answer < 0).then_some(answer);
+    }
+    if peeks {
         thread::set_peeked(sock, lane | (number + 1) << 8);
-    } else {
-        record_received(sock, done as u64, bad);
     }
     Some(if into.is_mmsg() { done as isize } else { answer })
 }
 
-/// Counts datagrams that the calling thread received as frames, and frames that it dropped.
+/// Source and payload of the next datagram of a queue.
 #[inline]
-fn record_received(sock: &Sock, datagrams: u64, bad: u32) {
-    if let Some(shared) = sock.shared()
+fn peek<'a>(queue: &LeasedQueue, guard: &'a mut QueueGuard<'_>) -> Option<(SocketAddr, &'a [u8])> {
+    let ((peer, payload), frame) = guard.peek(|frame| frames::parse(frame, queue.terms().is_veth))?;
+    Some((peer, &frame[payload]))
+}
+
+/// Unlocks a queue. Counts datagrams that the calling thread received as frames from it, and
+/// frames that it dropped.
+#[inline]
+fn unlock(sock: &Sock, guard: QueueGuard<'_>, datagrams: u64) {
+    let bad = guard.refused();
+    drop(guard);
+    if (datagrams > 0 || bad > 0)
+        && let Some(shared) = sock.shared()
         && let Some(member) = thread::cached_member(sock, shared)
     {
         report::record_received_frames(member, datagrams, bad.into());
@@ -255,21 +253,8 @@ pub(crate) fn next_len(sock: &'static Sock, shared: &Shared, mask: u64) -> Optio
     }
     lane_queues(sock, shared, mask).find_map(|(number, queue)| {
         let mut guard = lock_queue(queue)?;
-        let mut len = None;
-        while guard.refused() < BAD_FRAMES_MAX
-            && let Some(frame) = guard.peek()
-        {
-            len = frames::verify(frame, queue.terms().is_veth).map(|(_, payload)| payload.len());
-            if len.is_some() {
-                break;
-            }
-            guard.refuse();
-        }
-        let bad = guard.refused();
-        drop(guard);
-        if bad > 0 {
-            record_received(sock, 0, bad);
-        }
+        let len = peek(queue, &mut guard).map(|(_, payload)| payload.len());
+        unlock(sock, guard, 0);
         let lane = lane_of_queue(shared, number);
         len.inspect(|_| thread::set_peeked(sock, lane | (number + 1) << 8))
     })
@@ -408,9 +393,9 @@ pub(crate) fn distribute(shared: &Shared) {
         return;
     }
     let owned = |lane: &usize| shared.owner[*lane].load(Ordering::Relaxed) != 0;
-    let lanes = if shared.mode() == MULTI_LANE { (0..MAX_LANES).filter(owned).count() } else { 0 };
+    let lanes = if shared.mode() == MULTI_LANE { (0..LANES_MAX).filter(owned).count() } else { 0 };
     for number in 0..count {
-        let lane = if lanes == 0 { 0 } else { (0..MAX_LANES).filter(owned).nth(number % lanes).unwrap_or(0) };
+        let lane = if lanes == 0 { 0 } else { (0..LANES_MAX).filter(owned).nth(number % lanes).unwrap_or(0) };
         shared.queue_lane[number].store(lane as u32, Ordering::Release);
     }
 }

@@ -24,7 +24,7 @@ fn loopback_death_while_lanes_are_assigned_is_recovered() {
         for point in ["owner stored", "lanes assigned", "drain order set"] {
             let with = run_crash_recovery(pattern, "steer", point, 1);
             assert_eq!(with.reasons(), [""; 0], "{pattern} {point}");
-            // Who had to wait for long on a busy machine may just have lost its own.
+            // On a busy machine, a thread that had to wait for long may just have lost its lane.
             assert!(with.lanes() >= 1, "{pattern} {point}");
         }
     });
@@ -60,4 +60,12 @@ fn loopback_death_during_fallback_is_recovered() {
             }
         });
     }
+}
+
+#[test]
+fn loopback_a_child_forked_during_a_change_has_no_copy_of_the_socket() {
+    let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_TEST_END_AT", "fallback begun")];
+    let with = run_preloaded(&build("fork_during_change"), &[], &vars);
+    assert_eq!(with.output, "1\n");
+    assert_eq!(with.reasons(), ["error-queue"], "the change was begun");
 }

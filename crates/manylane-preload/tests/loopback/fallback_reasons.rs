@@ -1,11 +1,11 @@
-//! What calls do to a socket with lanes: it keeps them, or becomes plain for a reason that is
-//! counted, and loses nothing.
+//! Calls that change a socket with lanes: it keeps its lanes, or becomes plain for a reason that is
+//! counted, and no datagram is lost.
 
 use crate::support::{build, can_run_without, run_native, run_preloaded};
 use manylane_ipc::report::Reason;
 use manylane_testbed::skip;
 
-/// Runs `fallback_reasons WHAT`; the reasons that were counted, and the lanes at the end.
+/// Runs `fallback_reasons WHAT`; returns the counted reasons and the final number of lanes.
 fn run_fallback(args: &[&str]) -> (Vec<&'static str>, usize) {
     let program = build("fallback_reasons");
     let without = run_native(&program, args);
@@ -18,7 +18,8 @@ fn run_fallback(args: &[&str]) -> (Vec<&'static str>, usize) {
 fn loopback_unsupported_changes_make_a_socket_plain() {
     for what in ["passed", "exec", "signals", "multicast", "option", "reuseport", "nested-epoll"] {
         assert_eq!(run_fallback(&[what]), (vec![what], 0), "{what}");
-        // From the start it is the same, but for what concerns only lanes, or receivers.
+        // Before there are lanes, the result is the same, except for changes that concern only
+        // lanes or receivers.
         if !matches!(what, "exec" | "signals") {
             assert_eq!(run_fallback(&[what, "early"]), (vec![what], 0), "{what}, early");
         }
@@ -52,9 +53,9 @@ fn loopback_queued_datagrams_survive_every_fallback_in_order() {
         assert_eq!(with.output, without.output, "{what}");
         assert_eq!((with.reasons(), with.lanes()), (vec![what], 0), "{what}");
         assert_eq!(with.count(Reason::ALL.into_iter().find(|at| at.name() == what).unwrap()), 1, "{what}");
-        from_lanes += with.stolen();
+        from_lanes += with.received_from_other_lanes();
     }
-    // There were lanes with something in them; on a busy machine not each time.
+    // Some lanes held datagrams; on a busy machine not in every run.
     assert!(from_lanes > 0);
 }
 

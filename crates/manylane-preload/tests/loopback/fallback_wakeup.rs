@@ -1,5 +1,4 @@
-//! Threads that sleep on a lane of a socket that becomes plain are woken by the datagrams that
-//! follow.
+//! If a socket becomes plain, threads that sleep on one of its lanes are woken by later datagrams.
 
 use crate::support::{build, build_library, library, run_native, run_preloaded};
 use manylane_ipc::lease::{LeaseToken, TOKEN_ENV_VAR};
@@ -27,8 +26,8 @@ fn loopback_fallback_wakes_threads_in_epoll_wait() {
     assert_falls_back("closed", Reason::Option);
 }
 
-/// A thread closes a descriptor, and opens something else with its number, while another one has an
-/// instance watch it, or makes the socket plain.
+/// One thread closes a descriptor, and opens another file with its number. Meanwhile, another
+/// thread adds it to an epoll instance, or makes the socket plain.
 #[test]
 fn loopback_fallback_moves_epoll_entries_despite_fd_reuse() {
     let program = build("epoll_fd_reuse");
@@ -43,8 +42,8 @@ fn loopback_fallback_moves_epoll_entries_despite_fd_reuse() {
     }
 }
 
-/// A thread puts a socket at the number at which the library has the falling one for a moment
-/// (dup2).
+/// A thread duplicates a socket to the number at which the library briefly holds the socket that is
+/// falling back (dup2).
 #[test]
 fn loopback_dup2_onto_a_temporary_descriptor_succeeds() {
     let program = build("epoll_fd_reuse");
@@ -66,8 +65,8 @@ fn loopback_fallback_by_a_second_epoll_waiter_wakes_sleepers() {
     assert_falls_back("shared", Reason::SharedEpoll);
 }
 
-/// A thread puts a file at the number that the library's connection to the launcher has while it
-/// asks for queues (dup2).
+/// A thread duplicates a file to the number of the library's connection to the launcher while the
+/// library requests queues (dup2).
 #[test]
 fn loopback_dup2_onto_the_lease_connection_succeeds() {
     let token = LeaseToken::new().unwrap().to_string();

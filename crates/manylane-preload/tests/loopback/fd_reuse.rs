@@ -35,8 +35,8 @@ fn loopback_reused_lane_descriptors_stay_with_the_program() {
     assert_same_as_native("hidden", 0, &["no-socket"]);
 }
 
-/// A kernel that does not say in which network namespace a socket is: the process has not gone to
-/// another one.
+/// On a kernel that cannot tell the network namespace of a socket, the library knows that its
+/// process has not changed namespaces.
 #[test]
 fn loopback_lanes_work_without_so_netns_cookie() {
     let both = format!("{}:{}", library().display(), build_library("inject_race").display());
@@ -62,7 +62,8 @@ fn netns_lanes_are_in_the_namespace_of_their_socket() {
         for vars in &kernels {
             let with = run_preloaded(&program, &[what], vars);
             assert_eq!(with.output, without.output, "{what} {vars:?}");
-            // The old one does not say that the process had moved before the socket was opened.
+            // Such a kernel cannot tell that the process changed namespaces before it opened the
+            // socket.
             let expected = if vars.is_empty() { (lanes, reasons.clone()) } else { (0, vec!["namespace"]) };
             assert_eq!((with.lanes(), with.reasons()), expected, "{what} {vars:?}");
         }
@@ -81,8 +82,8 @@ fn netns_receivers_with_equal_pids_in_two_namespaces_are_distinct() {
         let with = run_preloaded(&program, &[end], &[("MANYLANE_LANES", "8")]);
         assert_eq!((with.output.as_str(), with.receiver_count()), (expected, 2), "{end} with the library");
         assert_eq!(with.reasons(), [""; 0], "{end}");
-        // If both were taken for one, it would have none. A receiver that gets no CPU time for a
-        // while loses its lane until it has received twice.
+        // If both were taken for one receiver, there would be no lanes. A receiver that gets no CPU
+        // time for a while loses its lane until it has received twice.
         assert!(with.lanes() > 0, "{end}");
     }
 }

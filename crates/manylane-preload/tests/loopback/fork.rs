@@ -4,7 +4,7 @@
 use crate::support::{build, build_library, can_run_without, library, run_native, run_preloaded};
 use manylane_ipc::report::Reason;
 
-/// Whether the program `fork_resources` can run, which counts what is allocated.
+/// True if the program `fork_resources`, which counts allocations, can run.
 fn can_count_allocations(test: &str) -> bool {
     can_run_without(
         &["address", "thread"],
@@ -45,7 +45,7 @@ fn loopback_a_socket_bound_during_a_fork_is_plain() {
     assert_eq!(run_native(&program, &["unbound"]).output, expected);
     let with = run_preloaded(&program, &["unbound"], &[("MANYLANE_LANES", "8")]);
     assert_eq!(with.output, expected);
-    // Which of the two comes first is up to the scheduler; each socket has one.
+    // The scheduler decides which reason comes first; each socket has one.
     let reasons = with.count(Reason::ErrorQueue) + with.count(Reason::Forked);
     assert_eq!((reasons, with.lanes()), (with.sockets(), 0));
 }
@@ -79,10 +79,10 @@ fn loopback_fork_leaves_descriptors_to_the_program() {
         let with = run_preloaded(&program, args, &[("MANYLANE_LANES", "64")]);
         (run_native(&program, args).output.trim().parse().unwrap(), with.output.trim().parse().unwrap())
     };
-    // With few there are none to spare.
+    // With few descriptors, none is spare for lanes.
     let (alone, with) = left(&["open", "64", "16"]);
     assert!(alone > 16 && with == alone, "{with} of {alone}");
-    // Where more lanes are wanted than that, half of them.
+    // If more lanes are wanted than descriptors are free, lanes get half of them.
     let (alone, with) = left(&["open", "256", "60"]);
     assert!((alone.div_ceil(2)..=alone.div_ceil(2) + 2).contains(&with), "{with} of {alone}");
 }

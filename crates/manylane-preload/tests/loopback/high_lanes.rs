@@ -1,9 +1,9 @@
-//! Lanes beyond the C library's sets of descriptors.
+//! Lanes with descriptors above FD_SETSIZE.
 
 use crate::support::{build, run_native, run_preloaded};
 
 #[test]
-fn loopback_lanes_with_high_descriptors_are_polled_without_a_limit_of_files() {
+fn loopback_high_lane_descriptors_are_polled_with_no_file_limit() {
     let (program, expected) = (build("high_lanes"), "0 in vain, 80 of 80\n");
     assert_eq!(run_native(&program, &[]).output, expected);
     let with = run_preloaded(&program, &[], &[("MANYLANE_LANES", "8")]);

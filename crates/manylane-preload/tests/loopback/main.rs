@@ -1,10 +1,11 @@
-//! Programs in C with the library in front of them and without, over loopback.
+//! Programs in C over loopback, with the library preloaded and natively.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
 
 mod support;
 
 mod active_set;
+mod close_range;
 mod crash_recovery;
 mod fallback_reasons;
 mod fallback_wakeup;
@@ -21,11 +22,13 @@ mod reply_batching;
 mod rlimit_nofile;
 mod rx_coalesce;
 mod seccomp;
+mod secure_execution;
 mod server_patterns;
 mod signal_race;
 mod socket_semantics;
 mod sole_receiver;
 mod spurious_wakeup;
 mod stale_reply_flush;
+mod vfork_exec;
 mod wait_args;
 mod wait_starvation;

@@ -11,7 +11,8 @@ const VARS: [&[(&str, &str)]; 3] = [
     &[("MANYLANE_LANES", "8"), ("MANYLANE_TEST_PREFETCH", "1")],
 ];
 
-/// Runs `nested_epoll WAY WHAT` each way: what it prints without the library, and with it.
+/// Runs `nested_epoll WAY WHAT` with each wait call: the output is `expected` natively and
+/// preloaded.
 fn assert_reported(what: &str, expected: &str) {
     let program = build("nested_epoll");
     for way in WAIT_CALLS {
@@ -22,7 +23,7 @@ fn assert_reported(what: &str, expected: &str) {
             let with = run_preloaded(&program, &args, vars);
             assert_eq!(with.output, expected, "{args:?} with {vars:?}");
             assert_eq!(with.count(Reason::NestedEpoll), 1, "{args:?} with {vars:?}");
-            from_lanes += with.stolen();
+            from_lanes += with.received_from_other_lanes();
         }
         assert!(from_lanes > 0, "{args:?}");
     }
@@ -47,7 +48,8 @@ fn loopback_nested_epoll_reports_a_socket_added_later() {
     assert_reported("blocked", &format!("a blocked wait: 1\n{ONE_BY_ONE}"));
 }
 
-/// By another instance, leftovers in memory are not told of: the kernel does not know of them.
+/// Not by an outer epoll instance: it cannot report leftovers in memory, of which the kernel knows
+/// nothing.
 #[test]
 fn loopback_nested_epoll_polls_report_prefetched_datagrams() {
     let program = build("nested_epoll");

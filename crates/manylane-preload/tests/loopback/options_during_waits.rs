@@ -1,5 +1,5 @@
-//! What the kernel reads when a call starts counts for the whole call: a later change does not
-//! reach a thread that already waits.
+//! Options that the kernel reads at the start of a call hold for the whole call: a later change
+//! does not affect a thread that already waits.
 
 use crate::support::{build, run_native, run_preloaded};
 

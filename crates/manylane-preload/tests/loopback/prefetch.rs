@@ -16,7 +16,7 @@ fn assert_same_output(program: &str, args: &[&str]) -> Outcome {
     with
 }
 
-/// Runs `prefetch CASE`: one call brought several datagrams.
+/// Runs `prefetch CASE`, in which one call receives several datagrams.
 fn run_prefetch(case: &str, reasons: &[&str]) {
     let with = assert_same_output("prefetch", &[case]);
     assert_eq!(with.reasons(), reasons, "{case}");

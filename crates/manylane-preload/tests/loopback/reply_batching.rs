@@ -59,6 +59,7 @@ fn loopback_batched_replies_are_sent_before_other_visible_calls() {
         "errors",
         "fork",
         "spawn",
+        "vfork",
         "option",
         "setsockopt",
     ]);

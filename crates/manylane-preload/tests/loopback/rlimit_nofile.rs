@@ -3,7 +3,7 @@
 
 use crate::support::{build, for_each_at_once, run_native, run_preloaded};
 
-/// What is printed after the limit was lowered to less than 20.
+/// Output after the limit was lowered to less than 20.
 const REFUSED: &str = "poll: -1 EINVAL\nppoll: -1 EINVAL\n20 kept\ndup2: -1 EBADF\ndup3: -1 EBADF\n";
 
 fn assert_all_arrive(calls: &[&str], limits: &[&str], reasons: &[&str]) {

@@ -2,8 +2,8 @@
 
 use crate::support::{build, run_native, run_preloaded};
 
-/// Rounds of a program that is expected to delay: it stops when it has. Of one that is not: enough
-/// for lanes, and for delays if there were any.
+/// Max rounds of a program that stops once it has delayed, and rounds of one that must not delay:
+/// enough to get lanes, and to show delays if there were any.
 const ROUNDS_MAX: &str = "1000000";
 const ROUNDS_FEW: &str = "500";
 
@@ -16,7 +16,7 @@ fn loopback_threads_with_lanes_coalesce_rx() {
         let with = run_preloaded(&program, &[pattern, "3", ROUNDS_MAX], &[("MANYLANE_RX_USECS", "20000")]);
         assert_eq!(with.output, "received all, delays yes\n", "{pattern}");
     }
-    // As long as suits the machine.
+    // The default delay suits the machine.
     let with = run_preloaded(&program, &["block", "3", ROUNDS_MAX], &[]);
     assert_eq!(with.output, "received all, delays yes\n");
 }

@@ -1,11 +1,12 @@
-//! A server that installs a seccomp filter makes no system calls but its own, and loses nothing.
+//! If a server installs a seccomp filter, the library makes no system calls of its own from then
+//! on, and no datagram is lost.
 
 use crate::support::{build, can_run_without, run_native, run_preloaded};
 use manylane_ipc::report::Reason;
 
 const WAIT_CALLS: [&str; 4] = ["poll", "select", "epoll", "recvfrom"];
 
-/// Runs the server natively and with the library, where its socket falls back for the filter alone.
+/// Runs the server natively and preloaded. Its socket falls back because of the filter alone.
 fn assert_seccomp_fallback(when: &str, lanes: &str, output: &str, fallbacks: u64) {
     let program = build("seccomp");
     for way in WAIT_CALLS {
@@ -73,7 +74,8 @@ fn loopback_seccomp_filter_of_one_thread_makes_the_socket_plain() {
     assert_seccomp_fallback("partial", "2", "0 missing\n", 1);
 }
 
-/// The filter comes into force for a thread that just closes, by calls that wait for nothing.
+/// A filter that another thread installs for all threads (TSYNC) does not kill a thread that is
+/// closing descriptors.
 #[test]
 fn loopback_closes_during_seccomp_tsync_make_no_extra_syscalls() {
     let name = "loopback_closes_during_seccomp_tsync_make_no_extra_syscalls";
@@ -88,7 +90,7 @@ fn loopback_closes_during_seccomp_tsync_make_no_extra_syscalls() {
     }
 }
 
-/// What waits in lanes goes with the socket, and so does the port.
+/// Closing the socket discards the datagrams in its lanes, and frees the port.
 #[test]
 fn loopback_close_after_seccomp_frees_port_and_lanes() {
     for way in ["close", "fclose", "dup3", "close_range"] {

@@ -1,9 +1,9 @@
-//! Servers of every pattern get lanes or stay plain, and lose nothing in either case.
+//! Servers of every pattern get lanes or stay plain, and lose no datagram in either case.
 
 use crate::support::{Outcome, build, run_native, run_preloaded};
 use manylane_ipc::report::Reason;
 
-/// Datagrams that a server gets.
+/// Number of datagrams that a server receives.
 const DATAGRAMS: u64 = 6000;
 
 fn run_both(pattern: &str, receivers: u64) -> Outcome {
@@ -20,8 +20,8 @@ fn run_both_with(pattern: &str, receivers: u64, more: &[(&str, &str)]) -> Outcom
     with
 }
 
-/// Four receivers get four lanes, and each datagram reaches one of them. Their words "stop" are
-/// datagrams, too.
+/// Four receivers get four lanes, and each datagram reaches one of them. The four "stop" messages
+/// are datagrams, too.
 fn assert_lanes(pattern: &str) {
     let with = run_both(pattern, 4);
     assert_eq!(with.reasons(), [""; 0], "{pattern}");
@@ -73,7 +73,7 @@ fn loopback_more_threads_than_lanes_share_them() {
         let with = run_preloaded(&program, &args, &[("MANYLANE_LANES", "3")]);
         assert_eq!(with.output, format!("once {DATAGRAMS} never 0 often 0 wrong 0\n"), "{pattern}");
         assert_eq!(with.reasons(), [""; 0], "{pattern}");
-        // Those that leave early may have been gone before they were due for a lane.
+        // Threads that leave early may be gone before they are due for a lane.
         let lanes = if pattern == "leave" { 1..=3 } else { 3..=3 };
         assert!(lanes.contains(&with.lanes()), "{pattern}: {} lanes", with.lanes());
     }
@@ -81,8 +81,8 @@ fn loopback_more_threads_than_lanes_share_them() {
 
 #[test]
 fn loopback_recvmmsg_receivers_get_lanes() {
-    // One that got two words "stop" sends one back, so that there may be more datagrams than were
-    // sent at first.
+    // A receiver that gets two "stop" messages sends one back, so more datagrams may arrive than
+    // were sent at first.
     let with = run_both("messages", 4);
     assert_eq!((with.reasons(), with.lanes()), (vec![], 4));
     assert!(with.received() >= DATAGRAMS + 4);
@@ -93,7 +93,7 @@ fn loopback_rx_coalescing_loses_no_datagrams() {
     for pattern in ["block", "level", "edge", "poll", "select", "fork", "messages"] {
         let with = run_both_with(pattern, 4, &[("MANYLANE_RX_USECS", "1000")]);
         assert_eq!(with.reasons(), [""; 0], "{pattern}");
-        // A thread that is slow to start may find that others had all there was.
+        // If a thread starts slowly, the others may already have received everything.
         assert!((2..=4).contains(&with.lanes()), "{pattern}: {} lanes", with.lanes());
     }
 }
@@ -118,7 +118,7 @@ fn loopback_dispatching_threads_get_no_lanes() {
 fn loopback_exiting_threads_lose_no_datagrams() {
     let with = run_both("leave", 4);
     assert_eq!(with.reasons(), [""; 0]);
-    // One of those that had not had enough may take a "stop", too.
+    // A thread that has not left yet may take a "stop", too.
     assert!((DATAGRAMS + 1..=DATAGRAMS + 4).contains(&with.received()), "{}", with.received());
 }
 

@@ -1,5 +1,5 @@
-//! Events between two system calls of one call of the program: a signal interrupts a wait that
-//! consists of several, and socket options read as the program set them during a fallback.
+//! Events between the system calls of one call of the program: a signal interrupts a wait of
+//! several system calls, and during a fallback socket options read as the program set them.
 
 use crate::support::{build, build_library, library, run_preloaded};
 

@@ -2,8 +2,8 @@
 
 use crate::support::{build, run_native, run_preloaded};
 
-/// Times that a program is run. An owner that a busy machine holds up for long loses its lane, and
-/// may end without one.
+/// Number of runs. On a busy machine, an owner that is held up for long loses its lane, and may end
+/// without one.
 const RUNS: usize = 3;
 
 fn assert_three_lanes(ways: &[&str]) {

@@ -2,14 +2,14 @@
 
 use crate::support::{build, build_library, library, run_preloaded};
 
-/// Runs `spurious_wakeup CASE` with a library behind ours that counts its calls.
+/// Runs `spurious_wakeup CASE` with a second preloaded library, which counts the calls of ours.
 fn run_spurious_wakeup(case: &str) {
     let program = build("spurious_wakeup");
     let both = format!("{}:{}", library().display(), build_library("count_calls").display());
     let with = run_preloaded(&program, &[case], &[("MANYLANE_LANES", "8"), ("LD_PRELOAD", &both)]);
     assert_eq!(with.output, "waits: yes\nprogram: yes\n", "{case}");
     assert_eq!(with.reasons(), [""; 0], "{case}");
-    // Who is away for long may have lost its lane by then.
+    // A thread that was held up for long may have lost its lane by then.
     assert!(with.lanes() >= 1, "{case}");
 }
 

@@ -1,5 +1,5 @@
-//! Batched replies of a thread that computes from then on are sent by other threads, even if
-//! nothing is left for them to receive from its lane.
+//! If a thread batches replies and then only computes, other threads send them, even if its lane
+//! has no datagrams left for them.
 //!
 //! Prefetching can be forced only in builds with debug assertions.
 #![cfg(debug_assertions)]

@@ -1,4 +1,4 @@
-//! Runs programs in C, with the library in front of them and without.
+//! Runs programs in C, preloaded and natively.
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use manylane_ipc::report::{FREE, NO_LANE, Reason, Receiver, ReportFile};
 use manylane_sys::fd;
 use manylane_testbed::skip;
 
-/// Longest that a program may take, frozen or not.
+/// Timeout of a program.
 const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The library, where cargo builds it for the tests of its own crate.
+/// The library, in the folder where cargo builds it for the tests of its own crate.
 pub(crate) fn library() -> PathBuf {
     let exe = std::env::current_exe().unwrap();
     let deps = exe.parent().unwrap();
@@ -23,7 +23,7 @@ pub(crate) fn library() -> PathBuf {
     found.into_iter().find(|path| path.exists()).expect("cargo builds libmanylane_preload.so with its tests")
 }
 
-/// Cargo's folder for files of tests, so that a run that crashes leaves nothing elsewhere.
+/// Cargo's folder for the files of tests: a run that crashes leaves nothing elsewhere.
 const TARGET_TMPDIR: &str = env!("CARGO_TARGET_TMPDIR");
 
 /// Builds `tests/programs/NAME.c`.
@@ -31,49 +31,50 @@ pub(crate) fn build(name: &str) -> PathBuf {
     compile(name, name, &[])
 }
 
-/// Builds `tests/programs/NAME.c` as a library that a program can be started with.
+/// Builds `tests/programs/NAME.c` as a library to be preloaded.
 pub(crate) fn build_library(name: &str) -> PathBuf {
     compile(name, &format!("lib{name}.so"), &["-shared", "-fPIC"])
 }
 
 fn compile(name: &str, to: &str, more: &[&str]) -> PathBuf {
     static BUILD: Mutex<()> = Mutex::new(());
-    // A program that does not compile fails its own test only.
+    // If a program does not compile, only its own test fails.
     let _one = BUILD.lock().unwrap_or_else(PoisonError::into_inner);
     let program = Path::new(TARGET_TMPDIR).join(to);
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs");
-    if !is_newer(&program, &sources) {
-        // Under another name first: another test program may be starting the old one.
+    let headers = sources.join("../../../../abi");
+    if !is_newer(&program, &sources) || !is_newer(&program, &headers) {
+        // Under a temporary name first, because another test may be starting the old program.
         let fresh = program.with_extension(format!("{}.new", std::process::id()));
         let flags = ["-O2", "-D_FORTIFY_SOURCE=2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"];
         let source = sources.join(format!("{name}.c"));
         let mut command =
             sanitizer().map_or_else(|| Command::new("cc"), |name| sanitizer_compiler(&name, to));
-        let done = command.args(flags).arg(&fresh).args(more).arg(source).status();
+        let done = command.args(flags).arg(&fresh).arg("-I").arg(headers).args(more).arg(source).status();
         assert!(done.expect("a C compiler called cc: make setup installs it").success());
         std::fs::rename(&fresh, &program).unwrap();
     }
     program
 }
 
-/// The sanitizer that the library was built with (`address`, `thread`), as `scripts/sanitize.sh`
-/// says.
+/// The sanitizer that the library was built with (`address` or `thread`), set by
+/// `scripts/sanitize.sh`.
 pub(crate) fn sanitizer() -> Option<String> {
     std::env::var("MANYLANE_SANITIZER").ok()
 }
 
-/// Whether the test `name` can run; if not, because of one of these sanitizers, the skip is told
-/// with `why`.
+/// True if the test `name` can run. If it cannot, because of one of these sanitizers, reports the
+/// skip with `why`.
 pub(crate) fn can_run_without(sanitizers: &[&str], name: &str, why: &str) -> bool {
     skip::need(name, !sanitizer().is_some_and(|ours| sanitizers.contains(&&*ours)), why)
 }
 
-/// A compiler for a program that brings the runtime of the sanitizer `name`, which a preloaded
-/// library cannot: Rust's own, since that of the compiler may be of another version. The programs'
-/// libraries find it there.
+/// A compiler for programs that contain the runtime of the sanitizer `name`, because a preloaded
+/// library cannot bring it. It is Rust's own runtime, since the compiler's may be of another
+/// version. Libraries of the program find it there.
 fn sanitizer_compiler(name: &str, to: &str) -> Command {
     let mut command = Command::new("clang");
-    // Past the driver, which would look for the runtime of clang.
+    // Not by the driver's option, for which clang would link its own runtime.
     command.args(["-g", "-DSANITIZED", "-Xclang", &format!("-fsanitize={name}")]);
     if !to.ends_with(".so") {
         if name == "thread" {
@@ -93,14 +94,14 @@ fn is_newer(program: &Path, sources: &Path) -> bool {
     sources.read_dir().unwrap().all(|file| changed(&file.unwrap().path()).unwrap() < built)
 }
 
-/// What a program printed, and what the library says of it.
+/// The output of a program, and the library's report of it.
 pub(crate) struct Outcome {
     pub(crate) output: String,
     report: Option<ReportFile>,
 }
 
 impl Outcome {
-    /// Lanes that had receivers of their own which got something.
+    /// Number of lanes whose own receivers received datagrams.
     pub(crate) fn lanes(&self) -> usize {
         let mut lanes: Vec<u32> =
             self.receivers().map(|(lane, _)| lane).filter(|lane| *lane != NO_LANE).collect();
@@ -109,23 +110,23 @@ impl Outcome {
         lanes.len()
     }
 
-    /// Threads that received, with a lane or without one.
+    /// Number of threads that received, with a lane or without one.
     pub(crate) fn receiver_count(&self) -> usize {
         self.receivers().count()
     }
 
-    /// Datagrams that all receivers got.
+    /// Number of datagrams that all receivers received.
     pub(crate) fn received(&self) -> u64 {
         self.receivers().map(|(_, datagrams)| datagrams).sum()
     }
 
-    /// Calls of the kernel that brought something.
+    /// Number of system calls that received datagrams.
     pub(crate) fn calls(&self) -> u64 {
         let report = self.report.as_ref().expect("a run with the library").report();
         report.receivers.iter().map(|slot| slot.rx_batches.load(Ordering::Relaxed)).sum()
     }
 
-    /// Datagrams that all receivers sent, and calls of the kernel that it took.
+    /// Number of datagrams that all receivers sent, and of system calls for that.
     pub(crate) fn sent(&self) -> (u64, u64) {
         let report = self.report.as_ref().expect("a run with the library").report();
         let sum = |of: fn(&Receiver) -> &AtomicU64| {
@@ -134,30 +135,42 @@ impl Outcome {
         (sum(|slot| &slot.tx_datagrams), sum(|slot| &slot.tx_batches))
     }
 
-    /// Datagrams that receivers took from lanes of others.
-    pub(crate) fn stolen(&self) -> u64 {
+    /// Number of datagrams that receivers took from other lanes than their own.
+    pub(crate) fn received_from_other_lanes(&self) -> u64 {
         let report = self.report.as_ref().expect("a run with the library").report();
-        report.receivers.iter().map(|slot| slot.rx_stolen.load(Ordering::Relaxed)).sum()
+        report.receivers.iter().map(|slot| slot.rx_from_other_lanes.load(Ordering::Relaxed)).sum()
     }
 
-    /// Of those, the main thread's.
-    pub(crate) fn stolen_by_main(&self) -> u64 {
+    /// The same, of the main thread only.
+    pub(crate) fn main_received_from_other_lanes(&self) -> u64 {
         let report = self.report.as_ref().expect("a run with the library").report();
         let is_main = |slot: &&Receiver| {
             slot.state.load(Ordering::Relaxed) != FREE
                 && slot.tid.load(Ordering::Relaxed) == slot.pid.load(Ordering::Relaxed)
         };
-        report.receivers.iter().filter(is_main).map(|slot| slot.rx_stolen.load(Ordering::Relaxed)).sum()
+        report
+            .receivers
+            .iter()
+            .filter(is_main)
+            .map(|slot| slot.rx_from_other_lanes.load(Ordering::Relaxed))
+            .sum()
     }
 
-    /// Datagrams that each receiver got from its own lane.
+    /// Number of datagrams that each receiver got from its own lane.
     pub(crate) fn own(&self) -> Vec<u64> {
         let report = self.report.as_ref().expect("a run with the library").report();
         let taken = report.receivers.iter().filter(|slot| slot.state.load(Ordering::Relaxed) != FREE);
         let own = |slot: &Receiver| {
-            slot.rx_datagrams.load(Ordering::Relaxed) - slot.rx_stolen.load(Ordering::Relaxed)
+            slot.rx_datagrams.load(Ordering::Relaxed) - slot.rx_from_other_lanes.load(Ordering::Relaxed)
         };
         taken.map(own).collect()
+    }
+
+    /// The thread ids of all receivers.
+    pub(crate) fn tids(&self) -> Vec<u32> {
+        let report = self.report.as_ref().expect("a run with the library").report();
+        let taken = report.receivers.iter().filter(|slot| slot.state.load(Ordering::Relaxed) != FREE);
+        taken.map(|slot| slot.tid.load(Ordering::Relaxed)).collect()
     }
 
     fn receivers(&self) -> impl Iterator<Item = (u32, u64)> {
@@ -169,19 +182,19 @@ impl Outcome {
             .map(|slot| (slot.lane.load(Ordering::Relaxed), slot.rx_datagrams.load(Ordering::Relaxed)))
     }
 
-    /// Processes that had the library: those that started with it, and those that they forked.
+    /// Number of processes with the library: those started with it, and those that they forked.
     pub(crate) fn processes(&self) -> u32 {
         let report = self.report.as_ref().expect("a run with the library").report();
         report.header.processes.load(Ordering::Relaxed)
     }
 
-    /// Sockets that were bound.
+    /// Number of sockets that were bound.
     pub(crate) fn sockets(&self) -> u64 {
         let report = self.report.as_ref().expect("a run with the library").report();
         report.header.sockets.load(Ordering::Relaxed).into()
     }
 
-    /// How often a reason made a socket plain.
+    /// Number of sockets that became plain for this reason.
     pub(crate) fn count(&self, reason: Reason) -> u64 {
         let report = self.report.as_ref().expect("a run with the library").report();
         report.reasons[reason as usize].count.load(Ordering::Relaxed)
@@ -193,7 +206,7 @@ impl Outcome {
     }
 }
 
-/// Kills a program that a test leaves behind by panicking.
+/// Kills the program if the test panics.
 struct Running(Option<Child>);
 
 impl Drop for Running {
@@ -205,7 +218,7 @@ impl Drop for Running {
     }
 }
 
-/// Runs `check` for all cases at the same time, because their programs wait most of it.
+/// Runs `check` for all cases at once, because their programs mostly wait.
 pub(crate) fn for_each_at_once<T: Copy + Send>(cases: &[T], check: impl Fn(T) + Sync) {
     let check = &check;
     thread::scope(|scope| {
@@ -215,17 +228,17 @@ pub(crate) fn for_each_at_once<T: Copy + Send>(cases: &[T], check: impl Fn(T) + 
     });
 }
 
-/// Runs a program as it is.
+/// Runs a program without the library.
 pub(crate) fn run_native(program: &Path, args: &[&str]) -> Outcome {
     run(program, args, None, false)
 }
 
-/// Runs a program with the library, and with these variables.
+/// Runs a program with the library and these environment variables.
 pub(crate) fn run_preloaded(program: &Path, args: &[&str], vars: &[(&str, &str)]) -> Outcome {
     run(program, args, Some(vars), false)
 }
 
-/// The same, with a descriptor for the report, as the launcher does it.
+/// The same, with a descriptor for the report, as the launcher passes it.
 pub(crate) fn run_preloaded_with_fd(program: &Path, args: &[&str]) -> Outcome {
     run(program, args, Some(&[]), true)
 }

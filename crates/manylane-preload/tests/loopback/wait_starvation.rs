@@ -1,5 +1,5 @@
-//! A datagram in the lane of an absent thread is reported, even by waits that return at once each
-//! time because of another descriptor.
+//! Datagrams in the lane of an absent thread are reported, even by waits that always return at once
+//! because of another descriptor.
 
 use crate::support::{build, run_native, run_preloaded};
 
@@ -11,7 +11,7 @@ fn assert_reported(call: &str) {
         let with = run_preloaded(&program, &args, &[("MANYLANE_LANES", "8")]);
         assert_eq!(with.output, "20 of 20\n", "{args:?}");
         assert_eq!((with.lanes(), with.reasons()), (3, vec![]), "{args:?}");
-        assert_eq!(with.stolen_by_main(), 20, "{args:?}");
+        assert_eq!(with.main_received_from_other_lanes(), 20, "{args:?}");
     }
 }
 
@@ -37,20 +37,20 @@ fn loopback_epoll_wait_for_one_event_starves_no_descriptor() {
     assert_reported("one");
 }
 
-/// Of more sockets in an instance than have lanes there, the last one is plain, and what its lanes
-/// held is told of.
+/// If an epoll instance has more sockets than its table holds, the last one becomes plain, and the
+/// datagrams of its lanes are still reported.
 #[test]
 fn loopback_socket_beyond_the_epoll_table_keeps_its_events() {
     let program = build("epoll_many_sockets");
     let all = "40 of 40\nthen 0, later 1, out 0\n";
-    // Each lane held 20. One of the two is the program's own socket, which is no other lane once
-    // that is plain.
+    // Each of two lanes held 20 datagrams. One is the program's own socket, which does not count as
+    // another lane once the socket is plain.
     for (sockets, reasons, helped) in [("31", vec![], 40), ("32", vec!["full"], 20), ("40", vec!["full"], 20)]
     {
         assert_eq!(run_native(&program, &[sockets]).output, all, "{sockets}");
         let with = run_preloaded(&program, &[sockets], &[("MANYLANE_LANES", "8")]);
         assert_eq!((with.output.as_str(), with.reasons()), (all, reasons), "{sockets}");
-        assert_eq!(with.stolen_by_main(), helped, "{sockets}");
+        assert_eq!(with.main_received_from_other_lanes(), helped, "{sockets}");
     }
 }
 

@@ -4,13 +4,13 @@
  *
  *	active_set WORK PATTERN
  *
- * Four threads answer. WORK is what they do for it: "none": nothing. "sleep":
- * they sleep each time. "later": nothing at first, and later they sleep. The
- * main thread asks from many ports, one at a time or many at once, and records
- * who answers.
+ * Four threads answer requests. WORK is the work for each: "none": nothing.
+ * "sleep": a sleep. "later": nothing at first, and later a sleep. The main
+ * thread sends requests from many ports, one at a time or many at once, and
+ * records which thread answers.
  *
- * Prints whether one thread has answered all for a while (each of them in turn,
- * for "none"), how many requests that took, and how many followed.
+ * Prints whether one thread answered all requests for a while (each thread in
+ * turn, for "none"), after how many requests, and how many followed.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>

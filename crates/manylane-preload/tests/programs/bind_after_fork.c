@@ -6,24 +6,17 @@
  * sees, which is none, and what the child received.
  */
 #define _GNU_SOURCE
-#include "loopback.h"
+#include "warm_up.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 
-#define WORKERS 2
-#define FLOWS 32
-#define WARM_UP_DATAGRAMS 50
-
-static int server, clients[FLOWS], control_pair[2];
-static struct sockaddr_in address = { .sin_family = AF_INET };
-static _Atomic unsigned received[WORKERS], total, hold;
+static int control_pair[2];
+static _Atomic unsigned hold;
 
 static void *worker(void *arg)
 {
@@ -37,8 +30,7 @@ static void *worker(void *arg)
 		 */
 		int parks = hold;
 
-		received[nth]++;
-		total++;
+		count_received(nth);
 		while (parks)
 			pause();
 	}
@@ -46,46 +38,25 @@ static void *worker(void *arg)
 	exit(1);
 }
 
-static void send_one(int flow, char byte)
-{
-	if (sendto(clients[flow], &byte, 1, 0, (void *)&address,
-		   sizeof(address)) != 1)
-		perror("sendto");
-}
-
-static void wait_for(unsigned count)
-{
-	while (total < count)
-		usleep(50);
-}
-
 static void serve_and_park(void)
 {
 	socklen_t len = sizeof(address);
-	pthread_t thread;
 
+	address.sin_family = AF_INET;
 	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
 	if (bind(server, (void *)&address, len) ||
 	    getsockname(server, (void *)&address, &len)) {
 		perror("bind");
 		exit(1);
 	}
-	for (unsigned long i = 0; i < WORKERS; i++)
-		pthread_create(&thread, NULL, worker, (void *)i);
-	while (received[0] < WARM_UP_DATAGRAMS ||
-	       received[1] < WARM_UP_DATAGRAMS) {
-		unsigned want = total + FLOWS;
-
-		for (int i = 0; i < FLOWS; i++)
-			send_one(i, 'w');
-		wait_for(want);
-	}
+	start_and_warm_up();
 	hold = 1;
 	for (int i = 0; i < WORKERS; i++) {
 		unsigned want = total + 1;
 
-		send_one(i, 'w');
-		wait_for(want);
+		send_one(i, 'x');
+		while (total < want)
+			usleep(50);
 	}
 }
 
@@ -124,8 +95,7 @@ int main(void)
 	char byte = 0;
 	int status;
 
-	for (int i = 0; i < FLOWS; i++)
-		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
+	open_clients();
 	server = socket(AF_INET, SOCK_DGRAM, 0);
 	if (socketpair(AF_UNIX, SOCK_STREAM, 0, control_pair))
 		return 1;

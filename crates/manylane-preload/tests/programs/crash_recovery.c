@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * Four processes receive on one UDP socket, and one dies in the middle of a
- * change, at a point that the library is told:
+ * change, at the failpoint that a variable names:
  *
  *	crash_recovery PATTERN CHANGE
  *

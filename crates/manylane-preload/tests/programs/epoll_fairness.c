@@ -9,35 +9,28 @@
  * repeatedly.
  */
 #define _GNU_SOURCE
-#include "loopback.h"
+#include "warm_up.h"
 
-#include <pthread.h>
-#include <stdatomic.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
 #include <signal.h>
 
 #define SOCKETS 2
-#define WORKERS 2
-#define FLOWS 32
-#define WARM_UP_DATAGRAMS 50
 #define BURSTS 3
 /* Waits, in which each is reported at least once. */
 #define WAITS 100
 #define ROUNDS 3
 
-static int servers[SOCKETS], clients[FLOWS];
-static struct sockaddr_in addresses[SOCKETS];
-static _Atomic unsigned received[SOCKETS][WORKERS], total, parked, hold;
+static _Atomic unsigned parked, hold;
 
 static void *worker(void *arg)
 {
 	unsigned nth = (unsigned)(unsigned long)arg;
+	int fd = server;
 	char byte;
 
-	while (recv(servers[nth / WORKERS], &byte, 1, 0) == 1) {
-		received[nth / WORKERS][nth % WORKERS]++;
-		total++;
+	while (recv(fd, &byte, 1, 0) == 1) {
+		count_received(nth);
 		if (!hold)
 			continue;
 		parked++;
@@ -47,40 +40,16 @@ static void *worker(void *arg)
 	return NULL;
 }
 
-static void send_one(int at, int flow)
+/* Opens a socket. When this returns, two threads have its lanes and stay away. */
+static void open_and_park(void)
 {
-	if (sendto(clients[flow], "x", 1, 0, (void *)&addresses[at],
-		   sizeof(addresses[at])) != 1)
-		perror("sendto");
-}
-
-static void send_all(int at)
-{
-	for (int i = 0; i < FLOWS; i++)
-		send_one(at, i);
-}
-
-/* Waits until both threads have lanes and stay away. */
-static void warm_up_and_park(unsigned at)
-{
-	pthread_t thread;
-
-	servers[at] = loopback_server(0, &addresses[at]);
+	server = loopback_server(0, &address);
 	hold = parked = 0;
-	for (unsigned long i = 0; i < WORKERS; i++)
-		pthread_create(&thread, NULL, worker,
-			       (void *)(at * WORKERS + i));
-	while (received[at][0] < WARM_UP_DATAGRAMS ||
-	       received[at][1] < WARM_UP_DATAGRAMS) {
-		unsigned want = total + FLOWS;
-
-		send_all(at);
-		while (total < want)
-			usleep(50);
-	}
+	received[0] = received[1] = 0;
+	start_and_warm_up();
 	hold = 1;
 	for (int i = 0; parked < WORKERS; i++) {
-		send_one(at, i % FLOWS);
+		send_one(i % FLOWS, 'x');
 		usleep(1000);
 	}
 }
@@ -88,18 +57,22 @@ static void warm_up_and_park(unsigned at)
 int main(void)
 {
 	struct epoll_event event = { .events = EPOLLIN };
-	int epoll = epoll_create1(0), pipes[2];
+	int epoll = epoll_create1(0), pipes[2], servers[SOCKETS];
+	struct sockaddr_in addresses[SOCKETS];
 
 	/* No process outlives the test. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	for (int i = 0; i < FLOWS; i++)
-		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
-	for (unsigned i = 0; i < SOCKETS; i++)
-		warm_up_and_park(i);
+	open_clients();
+	for (int i = 0; i < SOCKETS; i++) {
+		open_and_park();
+		servers[i] = server;
+		addresses[i] = address;
+	}
 	pin_to_this_cpu();
 	for (unsigned i = 0; i < SOCKETS; i++) {
+		address = addresses[i];
 		for (int round = 0; round < BURSTS; round++)
-			send_all(i);
+			send_all('x');
 		event.data.u32 = i;
 		epoll_ctl(epoll, EPOLL_CTL_ADD, servers[i], &event);
 	}

@@ -9,43 +9,10 @@
  * how many have changed.
  */
 #define _GNU_SOURCE
-#include "loopback.h"
+#include "parked_epolls.h"
 
-#include <pthread.h>
-#include <stdatomic.h>
 #include <string.h>
-#include <sys/epoll.h>
 #include <sys/wait.h>
-
-#define WORKERS 2
-#define FLOWS 32
-#define WARM_UP_DATAGRAMS 50
-
-static int server, instances[WORKERS];
-static struct sockaddr_in address;
-static _Atomic unsigned received[WORKERS], total, parked, hold;
-
-static void *worker(void *arg)
-{
-	unsigned nth = (unsigned)(unsigned long)arg;
-	struct epoll_event event;
-	char byte;
-
-	for (;;) {
-		if (epoll_wait(instances[nth], &event, 1, -1) != 1)
-			continue;
-		while (recv(server, &byte, 1, MSG_DONTWAIT) == 1) {
-			received[nth]++;
-			total++;
-		}
-		if (!hold)
-			continue;
-		parked++;
-		for (;;)
-			pause();
-	}
-	return NULL;
-}
 
 /* The descriptor that an instance watches. */
 static int watched(int instance)
@@ -64,30 +31,10 @@ static int watched(int instance)
 
 int main(void)
 {
-	struct epoll_event event = { .events = EPOLLIN };
-	int clients[FLOWS], before[WORKERS], lanes = 0, changed = 0;
-	pthread_t thread;
+	int before[WORKERS], lanes = 0, changed = 0;
 	pid_t child;
 
-	server = loopback_server(SOCK_NONBLOCK, &address);
-	for (int i = 0; i < FLOWS; i++)
-		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
-	for (unsigned long i = 0; i < WORKERS; i++) {
-		instances[i] = epoll_create1(0);
-		epoll_ctl(instances[i], EPOLL_CTL_ADD, server, &event);
-		pthread_create(&thread, NULL, worker, (void *)i);
-	}
-	while (parked < WORKERS) {
-		unsigned want = total + FLOWS;
-
-		for (int i = 0; i < FLOWS; i++)
-			sendto(clients[i], "x", 1, 0, (void *)&address,
-			       sizeof(address));
-		hold = received[0] >= WARM_UP_DATAGRAMS &&
-		       received[1] >= WARM_UP_DATAGRAMS;
-		while (total < want && !hold)
-			usleep(50);
-	}
+	warm_up_and_park();
 	for (int i = 0; i < WORKERS; i++) {
 		before[i] = watched(instances[i]);
 		lanes += before[i] != server;

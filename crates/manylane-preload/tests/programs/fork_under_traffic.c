@@ -131,9 +131,7 @@ int main(int argc, char **argv)
 		bind(fd, (struct sockaddr *)&server, len);
 		close(fd);
 	}
-	fd = socket(AF_INET, SOCK_DGRAM, 0);
-	bind(fd, (struct sockaddr *)&server, len);
-	getsockname(fd, (struct sockaddr *)&server, &len);
+	fd = loopback_server(0, &server);
 	for (int i = 0; i < SENDERS; i++)
 		senders[i] = socket(AF_INET, SOCK_DGRAM, 0);
 	if (asleep)

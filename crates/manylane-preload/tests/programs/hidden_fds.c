@@ -9,15 +9,13 @@
  * without.
  */
 #define _GNU_SOURCE
-#include "loopback.h"
+#include "warm_up.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <pthread.h>
 #include <sched.h>
-#include <stdatomic.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
@@ -28,31 +26,12 @@
 #include <signal.h>
 #include <unistd.h>
 
-#define FLOWS 16
-#define WORKERS 2
-#define WARM_UP_DATAGRAMS 50
 #define HIDDEN_MAX 256
 
-static int server, clients[FLOWS];
-static struct sockaddr_in address;
-static _Atomic unsigned received[WORKERS], total;
-
-static void *worker(void *arg)
+static void *worker(void *nth)
 {
-	unsigned nth = (unsigned)(unsigned long)arg;
-	char byte;
-
-	while (recv(server, &byte, 1, 0) == 1 && byte != 'e') {
-		received[nth]++;
-		total++;
-	}
+	receive_all((unsigned)(unsigned long)nth);
 	return NULL;
-}
-
-static void burst(const char *what)
-{
-	for (int i = 0; i < FLOWS; i++)
-		send(clients[i], what, 1, 0);
 }
 
 /* Finds the hidden numbers; returns how many there are. */
@@ -210,8 +189,7 @@ static const char *make_call(int nth, int fd, long *answer)
 
 int main(void)
 {
-	int numbers[HIDDEN_MAX] = { 1000 }, count, ready;
-	pthread_t threads[WORKERS];
+	int numbers[HIDDEN_MAX] = { 1000 }, count, rounds;
 	const char *name = "";
 
 	/* No process outlives the test. */
@@ -221,23 +199,8 @@ int main(void)
 	dup2(0, FD_SETSIZE - 1);
 	close(FD_SETSIZE - 1);
 	server = loopback_server(0, &address);
-	for (int i = 0; i < FLOWS; i++) {
-		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
-		connect(clients[i], (void *)&address, sizeof(address));
-	}
-	for (int i = 0; i < WORKERS; i++)
-		pthread_create(&threads[i], NULL, worker,
-			       (void *)(unsigned long)i);
-	do {
-		unsigned want = total + FLOWS;
-
-		burst("x");
-		while (total < want)
-			usleep(50);
-		ready = 0;
-		for (int i = 0; i < WORKERS; i++)
-			ready += received[i] >= WARM_UP_DATAGRAMS;
-	} while (ready < WORKERS);
+	open_clients();
+	start_and_warm_up();
 
 	count = find_hidden(numbers);
 	count += !count;
@@ -259,16 +222,11 @@ int main(void)
 		}
 	}
 	/* All datagrams still arrive. */
-	for (ready = 0; ready < 100; ready++) {
-		unsigned want = total + FLOWS;
-
-		burst("x");
-		while (total < want)
-			usleep(50);
-	}
-	while (ready-- > 0)
-		burst("e");
+	for (rounds = 0; rounds < 100; rounds++)
+		send_all_and_wait('x');
+	while (rounds-- > 0)
+		send_all('e');
 	for (int i = 0; i < WORKERS; i++)
-		pthread_join(threads[i], NULL);
+		pthread_join(workers[i], NULL);
 	return 0;
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A server whose lanes have descriptors beyond the C library's sets, and that
- * then lowers its limit of open files to 0. Two threads have lanes, and are
- * parked. The main thread polls the socket by select while all lanes are empty,
- * and then receives one datagram for each time that select reports one. Prints
- * how often select reported a datagram in vain, and how many were received.
+ * A server whose lanes have descriptors above FD_SETSIZE, and that then lowers
+ * its limit of open files to 0. Two threads have lanes, and are parked. The main
+ * thread polls the socket by select while all lanes are empty, and then receives
+ * one datagram each time that select reports one. Prints how often select
+ * reported a datagram that was not there, and how many were received.
  */
 #define _GNU_SOURCE
 #include "lane_owners.h"
@@ -13,11 +13,11 @@
 #include <sys/select.h>
 
 #define EACH 5
-#define ALL (EACH * FLOWS)
+#define DATAGRAMS (EACH * FLOWS)
 #define POLLS 20
 /* Descriptors that the program has: the library takes numbers beyond them. */
-#define FIRST 100
-#define LAST 1100
+#define FD_MIN 100
+#define FD_MAX 1100
 
 static void handle(unsigned nth, const struct payload *payload,
 		   const struct sockaddr_in *from)
@@ -56,7 +56,7 @@ int main(void)
 	getrlimit(RLIMIT_NOFILE, &limit);
 	limit.rlim_cur = limit.rlim_max < 8192 ? limit.rlim_max : 8192;
 	setrlimit(RLIMIT_NOFILE, &limit);
-	for (i = FIRST; i <= LAST; i++)
+	for (i = FD_MIN; i <= FD_MAX; i++)
 		if (dup2(null, i) < 0)
 			perror("dup2");
 	start_and_park();
@@ -64,16 +64,16 @@ int main(void)
 	setrlimit(RLIMIT_NOFILE, &limit);
 	for (i = 0; i < POLLS; i++)
 		vain += is_reported();
-	for (i = 0; i < ALL; i++)
+	for (i = 0; i < DATAGRAMS; i++)
 		send_one('x', i % FLOWS, i);
-	while (got < ALL && vain <= ALL)
+	while (got < DATAGRAMS && vain <= DATAGRAMS)
 		if (is_reported()) {
 			if (is_received())
 				got++;
 			else
 				vain++;
 		}
-	printf("%d in vain, %d of %d\n", vain, got, ALL);
+	printf("%d in vain, %d of %d\n", vain, got, DATAGRAMS);
 	fflush(stdout);
 	syscall(SYS_exit_group, 0);
 }

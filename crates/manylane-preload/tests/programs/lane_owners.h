@@ -23,8 +23,8 @@
 /* Datagrams after which the library has seen a thread return often enough. */
 #define WARM_UP_DATAGRAMS 200
 /*
- * A thread is the owner of a flow if it receives that flow's datagrams so many
- * times in a row. Sometimes the other one is quicker.
+ * A thread owns a flow if it receives this many of its datagrams in a row.
+ * Without that, the other thread may only have been quicker.
  */
 #define PROBES_IN_A_ROW 5
 /* Attempts to find an owner. Without lanes, any thread may receive any flow. */

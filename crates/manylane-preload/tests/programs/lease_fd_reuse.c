@@ -10,7 +10,6 @@
 #include <err.h>
 #include <errno.h>
 #include <pthread.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,8 +19,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define WORDS 9
-#define REFUSED 5
+#include "manylane_lease.h"
+
 #define ROUNDS 100
 
 static int listener, file[2], number, copy = -1;
@@ -47,21 +46,21 @@ static void *put_file(void *unused)
 
 static void *serve(void *unused)
 {
-	uint32_t message[WORDS];
+	struct mll_message message;
 	pthread_t thread;
 	int end = accept(listener, NULL, NULL);
 
 	/* The kernel closes the descriptors of the message. */
-	if (recv(end, message, sizeof(message), 0) != sizeof(message))
+	if (recv(end, &message, sizeof(message), 0) != sizeof(message))
 		errx(1, "no request");
 	has_asked = 1;
 	for (number = 3; number < 65536 && !is_peer(number, end); number++)
 		;
 	pthread_create(&thread, NULL, put_file, NULL);
 	usleep(200000);
-	message[1] = REFUSED;
-	message[2] = ENOSPC;
-	send(end, message, sizeof(message), MSG_NOSIGNAL);
+	message.kind = MLL_REFUSED;
+	message.error = ENOSPC;
+	send(end, &message, sizeof(message), MSG_NOSIGNAL);
 	pthread_join(thread, NULL);
 	close(end);
 	return unused;

@@ -9,22 +9,14 @@
  * the threads' namespace are not for the server.
  */
 #define _GNU_SOURCE
-#include "loopback.h"
+#include "warm_up.h"
 #include <net/if.h>
-#include <pthread.h>
 #include <sched.h>
-#include <stdatomic.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#define FLOWS 16
-#define WORKERS 2
-#define WARM_UP_DATAGRAMS 50
-
-static int server;
-static struct sockaddr_in address;
-static _Atomic unsigned received[WORKERS], total, foreign;
+static _Atomic unsigned foreign;
 
 static void *worker(void *arg)
 {
@@ -34,8 +26,7 @@ static void *worker(void *arg)
 	while (recv(server, &byte, 1, 0) == 1) {
 		if (byte == 's')
 			foreign++;
-		received[nth]++;
-		total++;
+		count_received(nth);
 	}
 	return NULL;
 }
@@ -55,35 +46,16 @@ static void new_namespace(void)
 	close(fd);
 }
 
-static void send_to_all(const int *clients, char byte)
-{
-	unsigned want = total + FLOWS;
-	int i;
-
-	for (i = 0; i < FLOWS; i++)
-		if (sendto(clients[i], &byte, 1, 0, (void *)&address,
-			   sizeof(address)) != 1)
-			perror("sendto");
-	while (total < want)
-		usleep(50);
-}
-
 int main(int argc, char **argv)
 {
-	int clients[FLOWS], i, other;
-	pthread_t thread;
+	int i, other;
 
 	new_namespace();
 	server = loopback_server(0, &address);
-	for (i = 0; i < FLOWS; i++)
-		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
+	open_clients();
 	if (argc > 1 && !strcmp(argv[1], "move"))
 		new_namespace();
-	for (i = 0; i < WORKERS; i++)
-		pthread_create(&thread, NULL, worker, (void *)(long)i);
-	while (received[0] < WARM_UP_DATAGRAMS ||
-	       received[1] < WARM_UP_DATAGRAMS)
-		send_to_all(clients, 'x');
+	start_and_warm_up();
 	for (i = 0; argc > 1 && !strcmp(argv[1], "move") && i < FLOWS; i++) {
 		other = socket(AF_INET, SOCK_DGRAM, 0);
 		sendto(other, "s", 1, 0, (void *)&address, sizeof(address));
@@ -94,7 +66,7 @@ int main(int argc, char **argv)
 	 * counted it.
 	 */
 	for (i = 0; i < WARM_UP_DATAGRAMS; i++)
-		send_to_all(clients, 'x');
+		send_all_and_wait('x');
 	printf("%u foreign\n", foreign);
 	fflush(stdout);
 	_exit(0);

@@ -5,7 +5,7 @@
  *
  *	options_during_waits CASE
  *
- * Two threads receive on a UDP socket, until each has had its share. Then each
+ * Two threads receive on a UDP socket, until both have received often. Then each
  * waits once, and the main thread changes something:
  *
  * negative: the receive timeout becomes negative. nonblock: the socket becomes
@@ -22,19 +22,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/time.h>
 #include <time.h>
 
-#include "loopback.h"
+#include "warm_up.h"
 
-#define FLOWS 16
-#define WORKERS 2
-/* Datagrams that each has received before it waits. */
-#define SHARE_MIN 50
 #define ENTRIES 20
 #define TIMEOUT_MS 2000
 /* A change shortly before the timeout, and the end of a wait that is late. */
@@ -42,10 +36,8 @@
 #define LATE_MS 3000
 #define SOON_MS 150
 
-static int server, clients[FLOWS];
-static struct sockaddr_in address;
 static const char *what;
-static _Atomic unsigned received[WORKERS], ended, returned;
+static _Atomic unsigned ended, returned;
 static _Atomic int end, go;
 static int answers[WORKERS], errors[WORKERS], is_late[WORKERS];
 
@@ -91,7 +83,7 @@ static void *worker(void *arg)
 
 	while (!end)
 		if (recv(server, &byte, 1, 0) == 1)
-			received[nth]++;
+			count_received(nth);
 	ended++;
 	while (!go)
 		raw_sleep(1);
@@ -101,15 +93,6 @@ static void *worker(void *arg)
 	is_late[nth] = now_ms() - start > LATE_MS;
 	returned++;
 	return NULL;
-}
-
-static void send_to_all(void)
-{
-	int i;
-
-	for (i = 0; i < FLOWS; i++)
-		sendto(clients[i], "x", 1, 0, (void *)&address,
-		       sizeof(address));
 }
 
 static void set_timeout(long sec, long usec)
@@ -133,22 +116,15 @@ static void set_limit(rlim_t limit)
 /* The two threads have lanes, and nothing is left in them. */
 static void start_workers(void)
 {
-	pthread_t thread;
-	unsigned wanted;
 	char byte;
-	int i;
 
 	server = loopback_server(0, &address);
-	for (i = 0; i < FLOWS; i++)
-		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
-	for (i = 0; i < WORKERS; i++)
-		pthread_create(&thread, NULL, worker, (void *)(long)i);
-	while (!end || ended < WORKERS) {
-		end = received[0] >= SHARE_MIN && received[1] >= SHARE_MIN;
-		wanted = received[0] + received[1] + FLOWS;
-		send_to_all();
-		while (received[0] + received[1] < wanted && ended < WORKERS)
-			raw_sleep(0);
+	open_clients();
+	start_and_warm_up();
+	end = 1;
+	while (ended < WORKERS) {
+		send_all('x');
+		usleep(50);
 	}
 	wait_for_delivery();
 	while (recv(server, &byte, 1, MSG_DONTWAIT) == 1)
@@ -210,7 +186,7 @@ int main(int argc, char **argv)
 	}
 	while (returned < WORKERS) {
 		if (!has_timeout && !is("limit"))
-			send_to_all();
+			send_all('x');
 		raw_sleep(1);
 	}
 	for (i = 0; i < WORKERS; i++)

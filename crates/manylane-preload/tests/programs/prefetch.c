@@ -285,7 +285,6 @@ int main(int argc, char **argv)
 {
 	pthread_t threads[WORKERS];
 	pid_t children[WORKERS] = { 0 }, pid;
-	socklen_t len = sizeof(address);
 	unsigned before, ready, rest = 0;
 	int i, round, processes, recv_only;
 
@@ -296,13 +295,9 @@ int main(int argc, char **argv)
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE,
 		      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	server = socket(AF_INET, SOCK_DGRAM, 0);
-	address.sin_family = AF_INET;
-	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-	if (shared == MAP_FAILED ||
-	    bind(server, (void *)&address, sizeof(address)) ||
-	    getsockname(server, (void *)&address, &len))
+	if (shared == MAP_FAILED)
 		return 1;
+	server = loopback_server(0, &address);
 	for (i = 0; i < FLOWS; i++)
 		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
 	for (i = 0; i < WORKERS; i++) {

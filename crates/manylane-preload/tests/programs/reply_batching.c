@@ -157,6 +157,22 @@ static void answer_one(unsigned nth, int flags)
 	shared->received[nth]++;
 }
 
+/*
+ * The child has a table of descriptors of its own, in which it closes what the
+ * replies would be sent by.
+ */
+static __attribute__((noinline)) void close_all_in_vfork(void)
+{
+	pid_t pid = vfork();
+
+	if (!pid) {
+		close_range(3, ~0U, 0);
+		close(-1);
+		_exit(0);
+	}
+	waitpid(pid, NULL, 0);
+}
+
 static void run_case(void)
 {
 	struct pollfd at = { .fd = idle[0], .events = POLLIN };
@@ -245,6 +261,10 @@ static void run_case(void)
 	if (is_case("spawn")) {
 		posix_spawn(&pid, "/bin/true", NULL, NULL, args, environ);
 		waitpid(pid, NULL, 0);
+	}
+	if (is_case("vfork")) {
+		close_all_in_vfork();
+		close(-1);
 	}
 	if (is_case("sleep"))
 		sleep(1000);

@@ -25,7 +25,7 @@
 #include <sys/select.h>
 
 #define EACH 5
-#define ALL (EACH * FLOWS)
+#define DATAGRAMS (EACH * FLOWS)
 /* Descriptors to wait for beside the socket, which have nothing. */
 #define OTHERS 20
 
@@ -50,7 +50,7 @@ static void nothing(int signal)
 	(void)signal;
 }
 
-/* Whether a wait tells of the socket: at once, or without a bound. */
+/* Polls the socket, or waits for it without a timeout. */
 static int wait_for_datagram(int waits)
 {
 	struct pollfd at = { .fd = server, .events = POLLIN };
@@ -172,7 +172,7 @@ int main(int argc, char **argv)
 	outer = epoll_create1(0);
 	epoll_ctl(epoll, EPOLL_CTL_ADD, server, &event);
 	number = unknown_number();
-	for (i = 0; i < ALL; i++)
+	for (i = 0; i < DATAGRAMS; i++)
 		send_one('x', i % FLOWS, i);
 	wait_for_delivery();
 	lower(strtoul(argv[2], NULL, 0));
@@ -182,25 +182,25 @@ int main(int argc, char **argv)
 		setsockopt(server, IPPROTO_IP, IP_RECVERR, &on, sizeof(on));
 	if (is("lanes")) {
 		park[0] = park[1] = 0;
-		while (handled < ALL)
+		while (handled < DATAGRAMS)
 			raw_sleep();
 		queued = handled;
-		for (i = 0; i < ALL; i++)
+		for (i = 0; i < DATAGRAMS; i++)
 			send_one('x', i % FLOWS, i);
-		while (handled < 2 * ALL)
+		while (handled < 2 * DATAGRAMS)
 			raw_sleep();
 		sent = handled - queued;
 	} else {
-		while (queued < ALL && receive_one())
+		while (queued < DATAGRAMS && receive_one())
 			queued++;
 		printf("then %d\n", wait_for_datagram(0));
-		for (i = 0; i < ALL; i++) {
+		for (i = 0; i < DATAGRAMS; i++) {
 			send_one('x', i % FLOWS, i);
 			sent += receive_one();
 		}
 		printf("then %d\n", wait_for_datagram(0));
 	}
-	printf("%d and %d of %d\n", queued, sent, ALL);
+	printf("%d and %d of %d\n", queued, sent, DATAGRAMS);
 	refused(number);
 	fflush(stdout);
 	syscall(SYS_exit_group, 0);

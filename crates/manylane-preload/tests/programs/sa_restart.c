@@ -9,26 +9,19 @@
  * handler has run several times and the receive still waits.
  */
 #define _GNU_SOURCE
-#include "loopback.h"
+#include "warm_up.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 
-#define FLOWS 16
-#define WORKERS 2
-#define WARM_UP_DATAGRAMS 50
 #define SIGNALS_MAX 10
 
-static int server, clients[FLOWS];
-static struct sockaddr_in address;
-static _Atomic unsigned received[WORKERS], total, handled, interrupted;
+static _Atomic unsigned handled, interrupted;
 
 sighandler_t bsd_signal(int signal, sighandler_t handler);
 
@@ -48,8 +41,7 @@ static void *worker(void *arg)
 			interrupted += errno == EINTR;
 			continue;
 		}
-		received[nth]++;
-		total++;
+		count_received(nth);
 	}
 	return NULL;
 }
@@ -92,40 +84,17 @@ static void install(const char *how)
 	}
 }
 
-static void burst(const char *what)
-{
-	for (int i = 0; i < FLOWS; i++)
-		send(clients[i], what, 1, 0);
-}
-
 int main(int argc, char **argv)
 {
-	pthread_t threads[WORKERS];
-	unsigned ready;
-
 	if (argc != 2)
 		return 2;
 	/* No process outlives the test. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	alarm(60);
 	server = loopback_server(0, &address);
-	for (int i = 0; i < FLOWS; i++) {
-		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
-		connect(clients[i], (void *)&address, sizeof(address));
-	}
+	open_clients();
 	install(argv[1]);
-	for (int i = 0; i < WORKERS; i++)
-		pthread_create(&threads[i], NULL, worker, (void *)(long)i);
-	do {
-		unsigned want = total + FLOWS;
-
-		burst("x");
-		while (total < want)
-			usleep(50);
-		ready = 0;
-		for (int i = 0; i < WORKERS; i++)
-			ready += received[i] >= WARM_UP_DATAGRAMS;
-	} while (ready < WORKERS);
+	start_and_warm_up();
 	/*
 	 * By now it waits again. A handler that runs earlier makes it try once
 	 * more.
@@ -134,7 +103,7 @@ int main(int argc, char **argv)
 	for (unsigned n = 1; n <= SIGNALS_MAX && !interrupted; n++) {
 		if (n > 1 && !strcmp(argv[1], "sysv_signal"))
 			sysv_signal(SIGUSR1, handle);
-		pthread_kill(threads[0], SIGUSR1);
+		pthread_kill(workers[0], SIGUSR1);
 		while (handled < n)
 			usleep(50);
 		usleep(2000);
@@ -142,13 +111,8 @@ int main(int argc, char **argv)
 	printf("%s: %s\n", argv[1],
 	       interrupted ? "interrupted" : "goes on after it");
 	/* All datagrams still arrive. */
-	for (int n = 0; n < 100; n++) {
-		unsigned want = total + FLOWS;
-
-		burst("x");
-		while (total < want)
-			usleep(50);
-	}
+	for (int n = 0; n < 100; n++)
+		send_all_and_wait('x');
 	fflush(stdout);
 	_exit(0);
 }

@@ -16,9 +16,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <poll.h>
-#include <pthread.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,15 +26,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "loopback.h"
+#include "warm_up.h"
 
-#define FLOWS 16
 #define WAITS 12
 
-static int server, clients[FLOWS];
-static struct sockaddr_in address;
-static _Atomic unsigned received[2], total, handled, interrupted, hold, parked,
-	ended;
+static _Atomic unsigned handled, interrupted, hold, parked, ended;
 static const char *pattern;
 
 static void handle(int signal)
@@ -121,13 +115,12 @@ static void *worker(void *arg)
 			continue;
 		if (recv(server, &byte, 1, flags) < 1)
 			continue;
-		received[nth]++;
-		total++;
+		count_received(nth);
 		if (hold)
 			break;
 	}
 	parked++;
-	while (parked < 2)
+	while (parked < WORKERS)
 		usleep(50);
 	/* Empties the queue. */
 	for (char byte; nth == 0 && recv(server, &byte, 1, MSG_DONTWAIT) > 0;)
@@ -158,23 +151,10 @@ static void *worker(void *arg)
 	return arg;
 }
 
-static void burst(void)
-{
-	unsigned want = total + FLOWS;
-
-	for (int i = 0; i < FLOWS; i++)
-		if (sendto(clients[i], "x", 1, 0, (void *)&address,
-			   sizeof(address)) != 1)
-			perror("sendto");
-	while (total < want)
-		usleep(50);
-}
-
 int main(int argc, char **argv)
 {
 	/* Receives without a timeout go on after a handler with SA_RESTART. */
 	struct sigaction action = { .sa_handler = handle };
-	pthread_t thread;
 	int i;
 
 	if (argc < 2)
@@ -183,16 +163,11 @@ int main(int argc, char **argv)
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	sigaction(SIGUSR1, &action, NULL);
 	server = loopback_server(0, &address);
-	for (i = 0; i < FLOWS; i++)
-		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
-	for (i = 0; i < 2; i++)
-		pthread_create(&thread, NULL, worker, (void *)(unsigned long)i);
-	while (received[0] < 50 || received[1] < 50)
-		burst();
+	open_clients();
+	start_and_warm_up();
 	hold = 1;
-	for (i = 0; parked < 2; i++) {
-		sendto(clients[i % FLOWS], "x", 1, 0, (void *)&address,
-		       sizeof(address));
+	for (i = 0; parked < WORKERS; i++) {
+		send_one(i % FLOWS, 'x');
 		usleep(1000);
 	}
 	/* A wait that nothing interrupts lasts forever. */

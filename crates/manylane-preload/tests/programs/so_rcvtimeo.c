@@ -1,25 +1,16 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Two threads receive on a UDP socket, until each has had its share. Then its
+ * Two threads receive on a UDP socket, until both have received often. Then its
  * receive timeout becomes negative, with which the kernel does not wait.
  */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <string.h>
 #include <sys/time.h>
 
-#include "loopback.h"
+#include "warm_up.h"
 
-#define FLOWS 16
-#define WORKERS 2
-/* Datagrams that each has received before the timeout changes. */
-#define SHARE_MIN 50
-
-static int server;
-static _Atomic unsigned received[WORKERS], ended;
-static _Atomic int end;
+static _Atomic unsigned end, ended;
 
 static void *worker(void *arg)
 {
@@ -28,39 +19,25 @@ static void *worker(void *arg)
 
 	while (!end)
 		if (recv(server, &byte, 1, 0) == 1)
-			received[nth]++;
+			count_received(nth);
 	ended++;
 	return NULL;
-}
-
-static unsigned total(void)
-{
-	return received[0] + received[1];
 }
 
 int main(void)
 {
 	struct timeval negative = { .tv_sec = -1 }, time = { .tv_sec = 7 };
-	int clients[FLOWS], i, result;
 	socklen_t len = sizeof(time);
-	struct sockaddr_in address;
-	pthread_t threads[WORKERS];
-	unsigned wanted;
+	int i, result;
 	char byte;
 
 	server = loopback_server(0, &address);
-	for (i = 0; i < FLOWS; i++)
-		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
-	for (i = 0; i < WORKERS; i++)
-		pthread_create(&threads[i], NULL, worker, (void *)(long)i);
-	while (!end || ended < WORKERS) {
-		end = received[0] >= SHARE_MIN && received[1] >= SHARE_MIN;
-		wanted = total() + FLOWS;
-		for (i = 0; i < FLOWS; i++)
-			sendto(clients[i], "x", 1, 0, (void *)&address,
-			       sizeof(address));
-		while (total() < wanted && ended < WORKERS)
-			usleep(50);
+	open_clients();
+	start_and_warm_up();
+	end = 1;
+	while (ended < WORKERS) {
+		send_all('x');
+		usleep(50);
 	}
 	/* What the threads have left. */
 	wait_for_delivery();
@@ -74,9 +51,7 @@ int main(void)
 	errno = 0;
 	result = recv(server, &byte, 1, 0);
 	printf("recv %d %s, ", result, strerror(errno));
-	for (i = 0; i < FLOWS; i++)
-		sendto(clients[i], "x", 1, 0, (void *)&address,
-		       sizeof(address));
+	send_all('x');
 	wait_for_delivery();
 	for (i = 0; recv(server, &byte, 1, 0) == 1; i++)
 		;

@@ -12,22 +12,20 @@
  * signal: the thread is interrupted while it waits.
  */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/select.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "loopback.h"
 
 #define FLOWS 16
 #define RECEIVERS_MAX 8
@@ -54,14 +52,9 @@ static int is_mode(const char *what)
 
 static void open_server(void)
 {
-	struct sockaddr_in fresh = { .sin_family = AF_INET };
-	socklen_t len = sizeof(fresh);
+	struct sockaddr_in fresh;
 
-	fresh.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-	server = socket(AF_INET, SOCK_DGRAM, 0);
-	if (bind(server, (void *)&fresh, len) ||
-	    getsockname(server, (void *)&fresh, &len))
-		exit(1);
+	server = loopback_server(0, &fresh);
 	address = fresh;
 }
 

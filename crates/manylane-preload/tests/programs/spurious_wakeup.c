@@ -18,9 +18,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <pthread.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -30,9 +28,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "loopback.h"
+#include "warm_up.h"
 
-#define FLOWS 16
 /*
  * The longest duration of a wait, and the calls that may be made in that time:
  * some short ones before a full one, by each of three threads.
@@ -40,9 +37,7 @@
 #define SLICE_NS 20000000L
 #define CALLS_MAX 300
 
-static int server, clients[FLOWS];
-static struct sockaddr_in address;
-static _Atomic unsigned received[2], total, hold, held;
+static _Atomic unsigned hold, held;
 static _Atomic unsigned long program_calls;
 static const char *pattern;
 
@@ -68,8 +63,7 @@ static void *worker(void *arg)
 		program_calls++;
 		if (recv(server, &byte, 1, waits ? MSG_DONTWAIT : 0) < 1)
 			continue;
-		received[nth]++;
-		total++;
+		count_received(nth);
 		if (hold && nth == 0) {
 			held = 1;
 			for (;;)
@@ -85,19 +79,6 @@ static void *laneless_receiver(void *arg)
 
 	recv(server, &byte, 1, 0);
 	return arg;
-}
-
-static void burst(void)
-{
-	unsigned want = total + FLOWS;
-	int i;
-
-	for (i = 0; i < FLOWS; i++)
-		if (sendto(clients[i], "x", 1, 0, (void *)&address,
-			   sizeof(address)) != 1)
-			perror("sendto");
-	while (total < want && !held)
-		usleep(50);
 }
 
 static long now(void)
@@ -121,20 +102,22 @@ int main(int argc, char **argv)
 	pattern = argv[1];
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	server = loopback_server(0, &address);
-	for (i = 0; i < FLOWS; i++)
-		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
+	open_clients();
 	/* The first one keeps the program's own socket. */
-	for (i = 0; i < 2; i++) {
-		pthread_create(&thread, NULL, worker, (void *)(unsigned long)i);
+	for (i = 0; i < WORKERS; i++) {
+		start_worker(i);
 		while (!received[i])
-			burst();
+			send_all_and_wait('x');
 	}
-	for (i = 0; i < 100 || received[0] < 50 || received[1] < 50; i++)
-		burst();
+	for (i = 0; i < 100; i++)
+		send_all_and_wait('x');
+	warm_up();
 	if (strcmp(pattern, "nonblock")) {
 		hold = 1;
-		while (!held)
-			burst();
+		while (!held) {
+			send_all('x');
+			usleep(50);
+		}
 		/*
 		 * Time for the datagrams that are left in the lane of the
 		 * absent thread.

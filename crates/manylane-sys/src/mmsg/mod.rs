@@ -6,5 +6,7 @@
 mod recv;
 mod send;
 
-pub use recv::{EchoControls, Message, RecvOptions, RecvRing, Totals, Wait};
-pub use send::{SendBatch, SendOptions, SendRing, fits};
+#[cfg(any(test, feature = "bench"))]
+pub use recv::EchoControls;
+pub use recv::{Message, RecvOptions, RecvRing, Totals, Wait};
+pub use send::{SEGMENTS_MAX, SendBatch, SendOptions, SendRing, fits};

@@ -1,5 +1,6 @@
 //! Receiving: `recvmmsg(2)` into buffers of the ring.
 
+#[cfg(any(test, feature = "bench"))]
 mod echo;
 
 use std::io;
@@ -11,6 +12,7 @@ use crate::control::{self, Ancillary};
 use crate::map::{Mapping, PinnedSlice};
 use crate::sock;
 
+#[cfg(any(test, feature = "bench"))]
 pub use echo::EchoControls;
 
 /// Distance of buffers, in bytes: odd multiples of a cache line, so that the first lines of large
@@ -26,11 +28,11 @@ pub struct RecvOptions {
     pub batch: usize,
     /// Size of the buffer for each message, in bytes.
     pub buffer: usize,
-    /// Whether to receive control messages.
+    /// True to receive control messages.
     pub control: bool,
 }
 
-/// Whether a receive may sleep.
+/// Wait of a receive for datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// Receive only what is queued.
@@ -218,8 +220,7 @@ impl RecvRing {
         // SAFETY: the element belongs to the ring; the kernel writes to it only during `recv`.
         let peer = unsafe { &*self.names.ptr_at(index) };
         let control = if self.control {
-            // The field's type differs between C libraries.
-            #[allow(clippy::unnecessary_cast)]
+            #[allow(clippy::unnecessary_cast, reason = "the field's type differs between C libraries")]
             let len = (header.msg_hdr.msg_controllen as usize).min(control::RECV_CAPACITY);
             // SAFETY: as for `peer`; the length is limited to the size of the slot.
             unsafe { &(&(*self.controls.ptr_at(index)).0)[..len] }

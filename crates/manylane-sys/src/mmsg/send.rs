@@ -11,23 +11,24 @@ use crate::map::{Mapping, PinnedSlice};
 
 /// Maximum payload of a UDP datagram over IPv4: 65,535 bytes less the headers of IP and UDP, 20
 /// and 8 bytes.
-const MAX_PAYLOAD: usize = 65_507;
+const PAYLOAD_LEN_MAX: usize = 65_507;
 /// Maximum payload over IPv6, whose length field does not count its own header (RFC 8200, section
 /// 3).
-const MAX_PAYLOAD_V6: usize = 65_527;
+const PAYLOAD_V6_LEN_MAX: usize = 65_527;
 
 /// True if a datagram to `peer` can have `len` bytes of payload.
 #[inline]
 #[must_use]
 pub fn fits(peer: &SockAddr, len: usize) -> bool {
-    len <= MAX_PAYLOAD || (len <= MAX_PAYLOAD_V6 && peer.is_v6() && !peer.is_v4_mapped())
+    len <= PAYLOAD_LEN_MAX || (len <= PAYLOAD_V6_LEN_MAX && peer.is_v6() && !peer.is_v4_mapped())
 }
-/// `UDP_MAX_SEGMENTS` of kernels before 6.9; later ones accept twice as many.
-const MAX_SEGMENTS: u16 = 64;
+/// Maximum number of datagrams in a GSO message: `UDP_MAX_SEGMENTS` of kernels before 6.9; later
+/// ones accept twice as many.
+pub const SEGMENTS_MAX: usize = 64;
 /// Maximum size of a segment of a GSO message. Larger datagrams do not fit an Ethernet frame, and
 /// the kernel refuses GSO messages whose segments exceed the path's MTU (less for IPv6, tunnels
 /// and such: see `limit_gso`).
-const MAX_SEGMENT_SIZE: usize = 1472;
+const SEGMENT_SIZE_MAX: usize = 1472;
 /// Maximum number of payload slices; contiguous ones share one.
 const VECTORS_MAX: usize = 1024;
 /// Space for payloads copied into the ring.
@@ -38,7 +39,7 @@ const ARENA_BYTES: usize = 256 << 10;
 pub struct SendOptions {
     /// Maximum number of messages per call, 1 to 1024.
     pub batch: usize,
-    /// Whether consecutive datagrams of one size to one peer are merged into one message (UDP GSO,
+    /// True to merge consecutive datagrams of one size to one peer into one message (UDP GSO,
     /// Linux 4.18).
     pub gso: bool,
 }
@@ -108,7 +109,7 @@ impl SendRing {
             vectors_used: 0,
             arena_used: 0,
             headers_valid: false,
-            max_segment_size: if gso { MAX_SEGMENT_SIZE } else { 0 },
+            max_segment_size: if gso { SEGMENT_SIZE_MAX } else { 0 },
             stuck: false,
         })
     }
@@ -133,8 +134,8 @@ impl SendRing {
         let fits = message.open
             && len > 0
             && len <= usize::from(message.segment_size)
-            && message.count < MAX_SEGMENTS
-            && message.bytes as usize + len <= MAX_PAYLOAD
+            && usize::from(message.count) < SEGMENTS_MAX
+            && message.bytes as usize + len <= PAYLOAD_LEN_MAX
             && message.source == source;
         // SAFETY: an element of the ring's own allocation.
         if !fits || unsafe { &*self.names.ptr_at(last) } != peer {
@@ -238,7 +239,7 @@ impl<'a> SendBatch<'a> {
     /// [`push_reserved`](Self::push_reserved); none if there is not enough.
     #[inline]
     pub fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
-        if len > MAX_PAYLOAD_V6 || len > ARENA_BYTES - self.ring.arena_used {
+        if len > PAYLOAD_V6_LEN_MAX || len > ARENA_BYTES - self.ring.arena_used {
             return None;
         }
         // SAFETY: the range is inside the arena, which started zeroed; queued payloads are before

@@ -45,7 +45,7 @@ pub(crate) unsafe fn run_on_isolated_thread<T: Send>(
     };
     thread::scope(|scope| {
         let thread = thread::Builder::new().name("manylane-program".into()).spawn_scoped(scope, work)?;
-        thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that ran it has panicked")))
+        thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that ran it panicked")))
     })
 }
 

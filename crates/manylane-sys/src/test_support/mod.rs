@@ -1,10 +1,11 @@
-//! What only tests use, of this crate and of others: it needs `unsafe`, and is in no program. Other
-//! crates enable the feature `test-support` in their dev-dependencies.
+//! Helpers for tests of this crate and of others. Most of them need `unsafe`. They are in no
+//! program. Other crates enable the feature `test-support` in their dev-dependencies.
 
 pub mod bpf_link;
 mod interpret;
 pub mod seccomp;
 mod spawn;
+mod wait;
 
 use std::io;
 use std::os::fd::AsFd;
@@ -15,6 +16,7 @@ use crate::device::Channels;
 use crate::{check, sock};
 pub use interpret::interpret;
 pub use spawn::{IsolatedChild, StdinGuard, spawn_isolated};
+pub use wait::wait_for;
 
 /// Makes `command` be killed when the calling thread ends in any way; does not apply to processes
 /// that it starts.

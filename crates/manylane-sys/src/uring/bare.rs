@@ -28,7 +28,7 @@ pub struct BareOptions {
     pub batch: usize,
     /// Maximum payload in bytes.
     pub buffer: usize,
-    /// Whether to receive control messages.
+    /// True to receive control messages.
     pub control: bool,
 }
 

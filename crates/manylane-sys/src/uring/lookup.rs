@@ -13,7 +13,7 @@ const OP_NOP: u8 = 0;
 const NOP_FILE: u32 = 1 << 1;
 const NOP_FIXED_FILE: u32 = 1 << 2;
 
-/// How a request finds its file.
+/// Lookup of a request's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lookup {
     /// No file.
@@ -93,7 +93,7 @@ mod tests {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let mut lookups = match LookupRing::new(socket.as_fd(), 8) {
             Ok(lookups) => lookups,
-            Err(err) => return eprintln!("skipped: io_uring cannot be had: {err}"),
+            Err(err) => return eprintln!("skipped: no io_uring: {err}"),
         };
         assert_eq!(lookups.run(Lookup::None).unwrap(), 8);
         for how in [Lookup::Descriptor, Lookup::Registered] {

@@ -20,10 +20,14 @@
 //! lane. The socket is not, because the ring would hold it until the kernel has torn the ring
 //! down, some time after it was closed.
 
+#[cfg_attr(not(feature = "bench"), allow(dead_code, reason = "some of it is for the bare rings only"))]
 mod abi;
+#[cfg(any(test, feature = "bench"))]
 mod bare;
+#[cfg(any(test, feature = "bench"))]
 mod bare_send;
 mod buffers;
+#[cfg(any(test, feature = "bench"))]
 mod lookup;
 mod recv;
 mod setup;
@@ -31,7 +35,10 @@ mod setup;
 #[cfg(all(test, not(miri)))]
 mod tests;
 
+#[cfg(any(test, feature = "bench"))]
 pub use bare::{BareMultishot, BareOneshot, BareOptions};
+#[cfg(any(test, feature = "bench"))]
 pub use bare_send::BareSender;
+#[cfg(any(test, feature = "bench"))]
 pub use lookup::{Lookup, LookupRing};
 pub use recv::{UringOptions, UringRecv};

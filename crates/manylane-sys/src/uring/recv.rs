@@ -50,7 +50,7 @@ pub struct UringOptions {
     /// Number of buffers, 1 to 32,768, rounded up to a power of two. The kernel does not have
     /// those of the current batch.
     pub buffers: usize,
-    /// Whether to receive control messages.
+    /// True to receive control messages.
     pub control: bool,
     /// Use an index array in the ring, as before Linux 6.6. For tests.
     pub sqarray: bool,

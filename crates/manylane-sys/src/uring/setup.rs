@@ -140,6 +140,7 @@ impl Ring {
     }
 
     /// Registers `socket` as the only file, index 0.
+    #[cfg(any(test, feature = "bench"))]
     pub(super) fn register_file(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
         let files = [socket.as_raw_fd()];
         self.register(abi::REGISTER_FILES, files.as_ptr().cast(), 1)
@@ -182,6 +183,7 @@ impl Ring {
     }
 
     /// Releases the file. Closing the ring does so, too, but some time later.
+    #[cfg(any(test, feature = "bench"))]
     pub(super) fn unregister_file(&self) -> io::Result<()> {
         self.register(abi::UNREGISTER_FILES, ptr::null(), 0)
     }

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::{BareMultishot, BareOneshot, BareOptions, BareSender, UringOptions, UringRecv};
-use crate::measure::Epoll;
+use crate::epoll::Epoll;
 use crate::mmsg::{RecvOptions, RecvRing, Wait};
 use crate::send_burst::{self, SendBurst};
 use crate::sock::{self, Buffer, Flag};
@@ -31,7 +31,7 @@ fn pair() -> (UdpSocket, UdpSocket) {
 
 /// A ring; the tests need io_uring.
 fn ring(options: UringOptions) -> UringRecv {
-    UringRecv::new(options).expect("io_uring: see kernel.io_uring_disabled")
+    UringRecv::new(options).expect("io_uring is not available: check the sysctl kernel.io_uring_disabled")
 }
 
 /// Sends datagrams with the numbers of `range` as payload.
@@ -201,13 +201,13 @@ fn alternating_threads_lose_nothing() {
 #[test]
 fn several_threads_with_a_ring_each_share_a_socket() {
     let (server, client) = pair();
-    const ALL: usize = 2000;
+    const MESSAGES: usize = 2000;
     let taken = AtomicUsize::new(0);
     let mut all: Vec<u32> = thread::scope(|scope| {
         let take = || {
             let mut recv = ring(OPTIONS);
             let mut got = Vec::new();
-            while taken.load(Ordering::Relaxed) < ALL {
+            while taken.load(Ordering::Relaxed) < MESSAGES {
                 let some = batch(&mut recv, server.as_fd(), Some(Duration::from_millis(20)));
                 taken.fetch_add(some.len(), Ordering::Relaxed);
                 got.extend(some);
@@ -215,11 +215,11 @@ fn several_threads_with_a_ring_each_share_a_socket() {
             got
         };
         let threads: Vec<_> = (0..3).map(|_| scope.spawn(take)).collect();
-        send(&client, 0..ALL as u32);
+        send(&client, 0..MESSAGES as u32);
         threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
     });
     all.sort_unstable();
-    assert_eq!(all, (0..ALL as u32).collect::<Vec<_>>());
+    assert_eq!(all, (0..MESSAGES as u32).collect::<Vec<_>>());
 }
 
 #[test]
@@ -274,7 +274,7 @@ fn ring_and_socket_readiness_combine() {
 #[test]
 fn a_shutdown_wakes_and_keeps_queued_messages() {
     /// Far longer than any test waits for the sleeper.
-    const LONG: Duration = Duration::from_secs(3600);
+    const SLEEP_TIMEOUT: Duration = Duration::from_secs(3600);
     let (server, client) = pair();
     let server = Arc::new(server);
     // On a thread that is never joined: if it does not wake up, the test reports that.
@@ -282,7 +282,7 @@ fn a_shutdown_wakes_and_keeps_queued_messages() {
         let (tell, told) = mpsc::channel();
         let server = Arc::clone(&server);
         thread::spawn(move || {
-            let got = recv.recv(server.as_fd(), Some(LONG)).unwrap();
+            let got = recv.recv(server.as_fd(), Some(SLEEP_TIMEOUT)).unwrap();
             _ = tell.send((recv, got));
         });
         told

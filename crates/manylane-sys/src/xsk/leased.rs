@@ -25,7 +25,7 @@ use libc::xdp_desc;
 use super::ring::{Consumer, Producer};
 use super::socket::{AllRings, Maps, Socket};
 use super::tx_metadata::METADATA_LEN;
-use super::wakeup::RingWakeup as _;
+use super::tx_queue::kick;
 use crate::map::Mapping;
 use crate::shared;
 
@@ -39,6 +39,10 @@ pub(super) fn memory_size(frames: u32) -> usize {
 
 /// Maximum number of frames.
 pub(super) const FRAMES_MAX: usize = 1 << 14;
+
+/// Maximum number of invalid packets that one [`QueueGuard`] removes: another process may write to
+/// the ring, and could add them faster than they are removed.
+const REFUSED_MAX: u32 = 256;
 
 /// Attempts to get the lock, with a yield each, between two checks that its holder lives.
 const LOCK_YIELDS_MAX: u32 = 200;
@@ -245,20 +249,16 @@ impl LeasedQueue {
     /// Makes the kernel send the packets in the TX ring. An error means that the device, and the
     /// queue with it, is gone.
     pub fn kick(&self) {
-        let mut tx = Producer::resume(self.rings.tx);
         // Each call sends as much as its budget allows. Packets that a full device leaves go with
         // the next packet, or with a poll of the lessor.
-        let mut before = tx.pending();
-        for _ in 0..4 {
-            if before == 0 || self.socket.send().is_err() {
-                return;
-            }
-            let left = tx.pending();
-            if left >= before {
-                return;
-            }
-            before = left;
-        }
+        _ = kick(&mut Producer::resume(self.rings.tx), &self.socket, 4, || false);
+    }
+
+    /// The frame that contains an address, if there is one.
+    #[inline]
+    fn frame_of(&self, addr: u64) -> Option<u32> {
+        let frame = addr / u64::from(FRAME_SIZE);
+        (frame < u64::from(self.terms.frames)).then_some(frame as u32)
     }
 
     /// Makes all frames free to receive into or to send from; once, before any other thread uses
@@ -304,79 +304,60 @@ impl<'a> QueueGuard<'a> {
         self.refused
     }
 
-    /// The oldest pending packet, which stays in the ring. None if there is none, and after as many
-    /// invalid packets as the ring has entries: another process may write to the ring, and could
-    /// add them faster than they are removed.
+    /// The oldest pending packet that `parse` accepts, which stays in the ring, and what `parse`
+    /// returned. Removes and counts the packets before it. None if there is none, and after
+    /// `REFUSED_MAX` removed packets.
     #[inline]
-    pub fn peek(&mut self) -> Option<&[u8]> {
-        loop {
+    pub fn peek<T>(&mut self, parse: impl Fn(&[u8]) -> Option<T>) -> Option<(T, &[u8])> {
+        while self.refused < REFUSED_MAX {
             let desc = self.rx.pop()?;
             let (addr, len) = (desc.addr as usize, desc.len as usize);
             let room = FRAME_SIZE as usize - addr % FRAME_SIZE as usize;
-            if addr < self.frames_len() && len <= room && desc.options == 0 {
-                self.rx.cancel(1);
+            // Otherwise no frame of ours, or one of several fragments, which were not requested.
+            if self.queue.frame_of(desc.addr).is_some() && len <= room && desc.options == 0 {
                 // SAFETY: the bytes are within one frame of the memory (just checked), which stays
                 // mapped as long as the queue is borrowed. The kernel has written them before it
-                // produced the descriptor, and writes to the frame again only after `pop` has
-                // returned it, which needs `&mut self` and so ends this borrow. Any bytes are
-                // valid.
-                return Some(unsafe {
-                    std::slice::from_raw_parts(self.queue.memory.as_ptr().add(addr), len)
-                });
+                // produced the descriptor, and writes to the frame again only after it was
+                // returned: below, where `parse` no longer has the slice, or by `pop`, which needs
+                // `&mut self` and so ends the returned borrow. Any bytes are valid.
+                let packet = unsafe { std::slice::from_raw_parts(self.queue.memory.as_ptr().add(addr), len) };
+                if let Some(found) = parse(packet) {
+                    self.rx.cancel(1);
+                    return Some((found, packet));
+                }
             }
-            // No frame of ours, or one of several fragments, which were not requested.
-            self.discard(addr);
-            self.refused = self.refused.saturating_add(1);
-            if self.refused >= self.queue.terms.ring_size {
-                return None;
-            }
+            self.discard(desc.addr);
+            self.refused += 1;
         }
+        None
     }
 
     /// Removes the pending packets, valid or not: at most as many as the ring has entries.
     pub(super) fn clear(&mut self) {
         for _ in 0..self.queue.terms.ring_size {
             let Some(desc) = self.rx.pop() else { break };
-            self.discard(desc.addr as usize);
+            self.discard(desc.addr);
         }
-    }
-
-    /// Releases the entry that was taken, and its frame if `addr` is in one.
-    fn discard(&mut self, addr: usize) {
-        self.rx.release();
-        if addr < self.frames_len() {
-            self.return_frame(addr);
-        }
-    }
-
-    /// Size of all frames in bytes.
-    #[inline]
-    fn frames_len(&self) -> usize {
-        self.queue.terms.frames as usize * FRAME_SIZE as usize
     }
 
     /// Removes the oldest pending packet; its frame can be received into again.
     #[inline]
     pub fn pop(&mut self) {
-        let Some(desc) = self.rx.pop() else { return };
+        if let Some(desc) = self.rx.pop() {
+            self.discard(desc.addr);
+        }
+    }
+
+    /// Releases the entry that was taken. Gives the frame with `addr`, if there is one, to the
+    /// kernel, or to the free ones if the fill ring is full.
+    fn discard(&mut self, addr: u64) {
         self.rx.release();
-        self.return_frame(desc.addr as usize);
-    }
-
-    /// As [`pop`](Self::pop), for an invalid packet, which is counted.
-    pub fn refuse(&mut self) {
-        self.refused = self.refused.saturating_add(1);
-        self.pop();
-    }
-
-    /// Gives the frame at `addr` to the kernel, or to the free ones if the fill ring is full.
-    fn return_frame(&mut self, addr: usize) {
-        let frame = addr / FRAME_SIZE as usize;
+        let Some(frame) = self.queue.frame_of(addr) else { return };
         let mut fill = Producer::resume(self.queue.rings.fill);
-        if fill.push((frame * FRAME_SIZE as usize) as u64) {
+        if fill.push(u64::from(frame) * u64::from(FRAME_SIZE)) {
             fill.publish();
         } else {
-            self.free_frame(frame as u32);
+            self.free_frame(frame);
         }
     }
 
@@ -430,8 +411,7 @@ impl<'a> QueueGuard<'a> {
                 back += 1;
                 // Released first: a lost frame does no harm, a duplicate does.
                 sent.release();
-                let frame = (addr / u64::from(FRAME_SIZE)) as u32;
-                if frame < self.queue.terms.frames {
+                if let Some(frame) = self.queue.frame_of(addr) {
                     self.free_frame(frame);
                 }
             }
@@ -450,5 +430,5 @@ impl Drop for QueueGuard<'_> {
 }
 
 #[cfg(test)]
-#[path = "leased_tests.rs"]
+#[path = "tests/leased.rs"]
 mod tests;

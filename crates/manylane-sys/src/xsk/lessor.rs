@@ -73,7 +73,7 @@ impl LessorQueue {
         let (_, maps) = anchor.umem_rings(&shared_rings).map_err(failed(Step::Rings))?;
         bind(anchor.as_fd(), &options).map_err(failed(Step::Bind))?;
         if anchor.query_zero_copy() {
-            let why = "the kernel was told to copy, and does not";
+            let why = "the kernel does not copy packets, although the socket requested it";
             return Err(failed(Step::Bind)(io::Error::new(io::ErrorKind::Unsupported, why)));
         }
         Ok(Self {

@@ -14,7 +14,7 @@
 //!    payload, in the frame of the request, or into a frame of their own.
 //! 4. [`Sender::flush`] submits them to the kernel.
 //!
-//! What the kernel writes, in rings and in frames, is checked before use and cannot change
+//! Data that the kernel writes to rings and frames is checked before use, and cannot change
 //! afterwards: the kernel writes only to frames that it was given to receive into.
 //!
 //! # One queue, several members
@@ -53,9 +53,6 @@
 // shared with the kernel.
 #[cfg(not(loom))]
 mod allocator;
-#[cfg(test)]
-#[cfg(not(loom))]
-mod conservation;
 #[cfg(not(loom))]
 mod frames;
 #[cfg(not(loom))]
@@ -64,33 +61,18 @@ mod leased;
 mod lessor;
 #[cfg(not(loom))]
 mod linearize;
-#[cfg(test)]
-#[cfg(not(loom))]
-mod mock;
 #[cfg(not(loom))]
 mod open;
 #[cfg(not(loom))]
 mod owners;
 #[cfg(not(loom))]
 mod queue;
-#[cfg(not(loom))]
+#[cfg(all(not(loom), any(test, feature = "bench")))]
 mod raw;
-#[cfg(test)]
-#[cfg(not(any(loom, miri)))]
-mod real_support;
-#[cfg(test)]
-#[cfg(not(any(loom, miri)))]
-mod real_tests;
-#[cfg(test)]
-#[cfg(not(any(loom, miri)))]
-mod real_veth_tests;
 #[cfg_attr(loom, allow(dead_code, reason = "not all that the queue uses is in a model"))]
 mod ring;
 #[cfg(not(loom))]
 mod send;
-#[cfg(test)]
-#[cfg(not(loom))]
-mod sharing_tests;
 #[cfg(not(loom))]
 mod socket;
 #[cfg(test)]
@@ -113,7 +95,7 @@ pub use open::{OpenError, Step, WeakQueue};
 pub use owners::owners;
 #[cfg(not(loom))]
 pub use queue::Queue;
-#[cfg(not(loom))]
+#[cfg(all(not(loom), any(test, feature = "bench")))]
 pub use raw::RawXsk;
 #[cfg(not(loom))]
 pub use send::{PacketRef, Payloads, Sender, TxFrame};
@@ -139,9 +121,9 @@ pub struct QueueOptions {
     pub tx_ring: u32,
     /// Maximum packets of one receive.
     pub batch: usize,
-    /// How packets get from the device into the frames.
+    /// Transfer of packets from the device into the frames.
     pub mode: Mode,
-    /// Whether to accept packets that are longer than a frame (Linux 6.6, `XDP_USE_SG`).
+    /// True to accept packets that are longer than a frame (Linux 6.6, `XDP_USE_SG`).
     /// [`Queue::has_multi_buffer`] tells if that is in force. Costs 1 MiB of address space for
     /// each member; with [`Mode::Auto`], packets are copied if the driver supports zero copy only
     /// for packets of one frame. If the device makes fragments, the XDP program has to be loaded
@@ -149,7 +131,7 @@ pub struct QueueOptions {
     pub multi_buffer: bool,
 }
 
-/// How packets get from the device into the frames, and back.
+/// Transfer of packets between the device and the frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
     /// Zero copy if the driver supports it, else copied.

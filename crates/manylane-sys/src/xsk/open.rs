@@ -45,7 +45,7 @@ impl fmt::Display for Step {
             Step::Memory => "mapping memory for the frames",
             Step::Socket => "opening the AF_XDP socket",
             Step::Register => "registering the frames",
-            Step::Rings => "making the rings",
+            Step::Rings => "creating the rings",
             Step::Bind => "binding to the device queue",
             Step::Join => "joining a device queue",
         })
@@ -160,7 +160,7 @@ impl Queue {
     /// See [`Step`]; [`Step::Join`] if no member is left.
     pub fn join(share: &WeakQueue, options: &QueueOptions) -> Result<Self, OpenError> {
         check_options(options).map_err(Step::Options.failed())?;
-        let gone = "no socket has the queue any more: open it anew";
+        let gone = "the queue was closed: open it again";
         let allocator =
             share.allocator.upgrade().ok_or_else(|| io::Error::other(gone)).map_err(Step::Join.failed())?;
         let (socket, member) = Self::open_socket(options)?;
@@ -191,7 +191,7 @@ impl Queue {
             .ok_or_else(invalid)
             .map_err(Step::Options.failed())?;
         socket.bind_to(options, anchor.socket.as_fd()).map_err(Step::Bind.failed())?;
-        let full = || io::Error::other("the queue has as many members as there are numbers for");
+        let full = || io::Error::other("the queue has the maximum number of members");
         let assembly =
             if allocator.multi_buffer { Linearizer::new(options.ring) } else { Ok(Linearizer::disabled()) };
         let assembly = assembly.map_err(Step::Memory.failed())?;

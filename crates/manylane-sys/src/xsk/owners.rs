@@ -3,7 +3,7 @@
 
 use std::io;
 
-use crate::diag::{Diag, attribute, read_u32};
+use crate::netlink::{AttrReader, NETLINK_SOCK_DIAG, NLM_F_DUMP, NetlinkSocket, SOCK_DIAG_BY_FAMILY, u32_at};
 
 /// Defined in linux/xdp_diag.h.
 const XDP_SHOW_INFO: u32 = 1;
@@ -24,27 +24,24 @@ pub fn owners(ifindex: u32, queue: u32) -> io::Result<Vec<u64>> {
     request[0] = libc::AF_XDP as u8;
     request[8..12].copy_from_slice(&XDP_SHOW_INFO.to_ne_bytes());
     let mut found = Vec::new();
-    Diag::default().dump(&request, |message| {
-        let (inode, bound) = parse_message(message)?;
-        if bound == Some((ifindex, queue)) {
-            found.push(inode);
-        }
-        Some(())
+    let mut kernel = NetlinkSocket::open(NETLINK_SOCK_DIAG)?;
+    kernel.request(SOCK_DIAG_BY_FAMILY, NLM_F_DUMP, &request, |_, message| {
+        found.extend(parse_message(message).filter(|(_, bound)| *bound == Some((ifindex, queue))));
     })?;
-    Ok(found)
+    Ok(found.into_iter().map(|(inode, _)| inode).collect())
 }
 
 /// The inode of a socket, with its device and queue; none of the latter if it is unbound.
 fn parse_message(message: &[u8]) -> Option<(u64, Option<(u32, u32)>)> {
-    let inode = read_u32(message, 4)?;
-    let info = attribute(message.get(MESSAGE_LEN..)?, XDP_DIAG_INFO);
-    Some((inode.into(), info.and_then(|info| Some((read_u32(info, 0)?, read_u32(info, 4)?)))))
+    let inode = u32_at(message, 4)?;
+    let info = AttrReader::new(message.get(MESSAGE_LEN..)?).find(XDP_DIAG_INFO);
+    Some((inode.into(), info.and_then(|info| Some((u32_at(info, 0)?, u32_at(info, 4)?)))))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::diag::tests::attribute;
+    use crate::netlink::Attrs;
 
     #[test]
     fn a_diag_attribute_gives_the_bound_device() {
@@ -52,9 +49,10 @@ mod tests {
             [&[libc::AF_XDP as u8, 3, 0, 0][..], &inode.to_ne_bytes(), &[0; 8], attributes].concat()
         };
         let info = |ifindex: u32, queue: u32| {
-            attribute(XDP_DIAG_INFO, &[ifindex.to_ne_bytes(), queue.to_ne_bytes()].concat())
+            let value = [ifindex.to_ne_bytes(), queue.to_ne_bytes()].concat();
+            Attrs::default().bytes(XDP_DIAG_INFO, &value).as_bytes().to_vec()
         };
-        let user = attribute(2, &[1, 2, 3]);
+        let user = Attrs::default().bytes(2, &[1, 2, 3]).as_bytes().to_vec();
         assert_eq!(parse_message(&socket(7, &[user, info(3, 1)].concat())), Some((7, Some((3, 1)))));
         assert_eq!(parse_message(&socket(10, &[])), Some((10, None)));
         let whole = socket(7, &info(3, 1));

@@ -92,19 +92,19 @@ impl Ring {
 
 impl RawXsk {
     /// Binds to `queue` of the device `ifindex`, with rings of `entries`, a power of two; with a
-    /// send side if it `answers`.
+    /// send side if it `replies`.
     ///
     /// # Errors
     /// Those of the kernel.
-    pub fn open(ifindex: u32, queue: u32, entries: u32, answers: bool) -> io::Result<Self> {
+    pub fn open(ifindex: u32, queue: u32, entries: u32, replies: bool) -> io::Result<Self> {
         let umem = Mapping::new(entries as usize * FRAME_SIZE as usize)?;
         let socket = Socket::open()?;
         // SAFETY: page aligned and zeroed; here and in the value, the socket is closed first.
         unsafe { socket.register(umem.as_ptr(), umem.len() as u64, FRAME_SIZE as u32)? };
         socket.set(libc::XDP_UMEM_FILL_RING, entries)?;
-        socket.set(libc::XDP_UMEM_COMPLETION_RING, if answers { entries } else { 64 })?;
+        socket.set(libc::XDP_UMEM_COMPLETION_RING, if replies { entries } else { 64 })?;
         socket.set(libc::XDP_RX_RING, entries)?;
-        if answers {
+        if replies {
             socket.set(libc::XDP_TX_RING, entries)?;
             // An older kernel sends in smaller portions, and is called more often.
             let _ = socket.set(XDP_MAX_TX_SKB_BUDGET, entries);
@@ -121,7 +121,7 @@ impl RawXsk {
         }
         fill.index = entries;
         fill.produce();
-        let tx_rings = if answers {
+        let tx_rings = if replies {
             let completion = addrs(libc::XDP_UMEM_PGOFF_COMPLETION_RING, &at.cr)?;
             Some(TxRings { tx: descs(libc::XDP_PGOFF_TX_RING, &at.tx)?, completion })
         } else {

@@ -453,7 +453,7 @@ impl<T: Copy> Consumer<T> {
 }
 
 #[cfg(test)]
-#[path = "ring_tests.rs"]
+#[path = "tests/ring.rs"]
 mod tests;
 #[cfg(all(test, not(loom)))]
 pub(super) use tests::MockRing;

@@ -302,7 +302,7 @@ impl<'a> Sender<'a> {
     }
 
     /// Frees an allocated frame that is not to be sent.
-    #[expect(clippy::needless_pass_by_value, reason = "whoever gives a frame back has it no longer")]
+    #[expect(clippy::needless_pass_by_value, reason = "a returned frame has no owner")]
     pub fn free(&mut self, fresh: TxFrame) {
         self.tx_queue.free(fresh.frame);
     }

@@ -25,7 +25,7 @@ pub(super) struct UmemRings {
 pub(super) struct MemberRings {
     pub(super) rx: Consumer<xdp_desc>,
     pub(super) tx: Producer<xdp_desc>,
-    /// What they are in; none in tests.
+    /// Mappings of the rings; none in tests.
     pub(super) maps: Option<Maps>,
 }
 

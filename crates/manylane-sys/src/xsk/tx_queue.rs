@@ -217,7 +217,7 @@ impl TxQueue {
     pub(super) fn flush(&mut self, wakeup: &dyn RingWakeup) -> io::Result<usize> {
         self.cache.is_exhausted = false;
         self.tx.publish();
-        let mut left = self.tx.pending();
+        let left = self.tx.pending();
         if left == 0 {
             return Ok(0);
         }
@@ -227,26 +227,36 @@ impl TxQueue {
             }
             return Ok(self.tx.pending() as usize);
         }
-        // Each call takes descriptors, drops one, or does nothing; the number of the latter is
-        // bounded.
-        let mut idle = 0;
-        for _ in 0..left + IDLE_KICKS_MAX {
-            let kick = wakeup.send()?;
-            let before = std::mem::replace(&mut left, self.tx.pending());
-            match kick {
-                KickOutcome::Accepted if left == before => {
-                    // A full completion ring stops the kernel from sending, whichever member its
-                    // entries belong to.
-                    self.allocator.lock().reap();
-                    idle += 1;
-                }
-                KickOutcome::Accepted | KickOutcome::Dropped => {}
-                KickOutcome::Down => break,
-            }
-            if left == 0 || idle == IDLE_KICKS_MAX {
-                break;
-            }
-        }
+        let (allocator, mut idle) = (&self.allocator, 0);
+        let left = kick(&mut self.tx, wakeup, left + IDLE_KICKS_MAX, || {
+            // A full completion ring stops the kernel from sending, whichever member its entries
+            // belong to.
+            allocator.lock().reap();
+            idle += 1;
+            idle < IDLE_KICKS_MAX
+        })?;
         Ok(left as usize)
     }
+}
+
+/// Makes the kernel send the packets of a TX ring in copy mode, by at most `kicks_max` calls:
+/// each takes descriptors, drops one, or does nothing. Goes on after one that did nothing if
+/// `on_idle` returns true. Returns the number of packets left.
+pub(super) fn kick(
+    tx: &mut Producer<xdp_desc>,
+    wakeup: &dyn RingWakeup,
+    kicks_max: u32,
+    mut on_idle: impl FnMut() -> bool,
+) -> io::Result<u32> {
+    let (mut left, mut kicks) = (tx.pending(), 0);
+    while left > 0 && kicks < kicks_max {
+        kicks += 1;
+        let outcome = wakeup.send()?;
+        let before = std::mem::replace(&mut left, tx.pending());
+        let is_idle = outcome == KickOutcome::Accepted && left == before;
+        if outcome == KickOutcome::Down || is_idle && !on_idle() {
+            break;
+        }
+    }
+    Ok(left)
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use manylane_ipc::capture as rings;
 use manylane_ipc::capture::messages::{self, Description, Reply, Request};
-use manylane_sys::measure::Epoll;
+use manylane_sys::epoll::Epoll;
 use manylane_sys::sock;
 use manylane_sys::unix_socket::{self, PeerCred};
 
@@ -141,7 +141,7 @@ impl Server<'_> {
             let ready: Vec<u64> = match self.epoll.wait(self.reclaim_interval) {
                 Ok(ready) => ready.collect(),
                 Err(err) => {
-                    log::warn!("captures of {} end: {err}", self.address);
+                    log::warn!("no more captures of {}: {err}", self.address);
                     break;
                 }
             };
@@ -193,7 +193,7 @@ impl Server<'_> {
             let why = if !peer.is_user(0) && !peer.is_user(own) {
                 Some(format!("only root and the user {own} of this process may capture it"))
             } else if self.clients.len() >= CLIENTS_MAX {
-                Some("too many others ask at the same time".into())
+                Some("too many requests at the same time: try again".into())
             } else {
                 None
             };
@@ -247,11 +247,11 @@ impl Server<'_> {
     fn start(&mut self, token: u64, snaplen: usize, buffer: usize) {
         let Some(client) = self.client(token) else { return };
         if self.active.is_some() {
-            let why = format!("process {} captures it already", self.captured_by().unwrap_or(0));
+            let why = format!("process {} already captures it", self.captured_by().unwrap_or(0));
             _ = send_reply(client.connection.as_fd(), &Reply::Refused(why), &[]);
             return self.remove_client(token);
         }
-        log::info!("{}: process {} captures what lanes receive and send", self.address, client.peer.pid);
+        log::info!("{}: process {} captures the frames of lanes", self.address, client.peer.pid);
         self.active = Some(Active {
             token,
             snaplen: snaplen.clamp(1, rings::SNAPLEN_MAX),
@@ -291,10 +291,10 @@ impl Server<'_> {
                 continue;
             }
             let (producer, files) = rings::create(&devices, active.buffer)
-                .map_err(|err| format!("no memory for what lane {lane} does: {err}"))?;
+                .map_err(|err| format!("cannot allocate the capture buffer of lane {lane}: {err}"))?;
             let [data, taken] = &files;
             send_reply(client.connection.as_fd(), &Reply::Ring(lane.0), &[data.as_fd(), taken.as_fd()])
-                .map_err(|err| format!("its memory cannot be passed on: {err}"))?;
+                .map_err(|err| format!("cannot pass on its memory: {err}"))?;
             mailbox.set_ring(Some(Ring { producer, snaplen: active.snaplen }));
             active.served.push(lane);
         }
@@ -333,6 +333,8 @@ fn send_reply(connection: BorrowedFd<'_>, answer: &Reply, files: &[BorrowedFd<'_
 
 #[cfg(test)]
 mod tests {
+    use manylane_sys::test_support::wait_for;
+
     use super::super::{Capture, SNAPLEN_MAX, find_targets};
     use super::*;
 
@@ -348,15 +350,6 @@ mod tests {
             all.push((frame.lane, frame.bytes.to_vec()));
         }
         all
-    }
-
-    /// Waits for an event that should happen within a moment.
-    fn wait_until(mut done: impl FnMut() -> bool) {
-        let start = std::time::Instant::now();
-        while !done() {
-            assert!(start.elapsed() < Duration::from_secs(30), "it does not come to that");
-            thread::sleep(Duration::from_millis(1));
-        }
     }
 
     #[test]
@@ -379,11 +372,12 @@ mod tests {
         assert_eq!(drain(&mut capture), [(LaneId(1), b"during".to_vec())]);
         // A new lane is captured as soon as both sides know about it.
         let mut late = point.tap(LaneId(5));
-        wait_until(|| {
+        let captured = || {
             frame(&mut late, b"late");
             capture.wait(Duration::from_millis(1)).unwrap();
-            drain(&mut capture).contains(&(LaneId(5), b"late".to_vec()))
-        });
+            drain(&mut capture)
+        };
+        wait_for("a frame of the new lane", captured, |all| all.contains(&(LaneId(5), b"late".to_vec())));
         // The frames of a lane that closes are not lost.
         frame(&mut first, b"last");
         drop(first);
@@ -393,11 +387,12 @@ mod tests {
         assert!(!capture.is_finished());
         // The capture socket closes before its lane.
         drop(point);
-        frame(&mut late, b"nobody sees it");
-        wait_until(|| {
+        frame(&mut late, b"it is not captured");
+        let is_finished = || {
             capture.wait(Duration::from_millis(1)).unwrap();
             capture.is_finished()
-        });
+        };
+        wait_for("the end of the capture", is_finished, |is| *is);
         assert!(ours().is_empty());
     }
 

@@ -39,7 +39,7 @@ use manylane_bpf::abi;
 use manylane_ipc::capture::messages::{self, Description, Reply, Request};
 use manylane_ipc::capture::{self as rings, Consumer};
 pub use manylane_ipc::capture::{Direction, SNAPLEN_MAX};
-use manylane_sys::measure::Epoll;
+use manylane_sys::epoll::Epoll;
 use manylane_sys::unix_socket::{self, Peeked};
 
 use crate::connection::Connection;
@@ -118,7 +118,7 @@ fn scan(of: Option<u32>) -> Result<Targets> {
                 found.targets.push(Target { connection, pid, description: about, lanes });
             }
             Ok((Reply::Refused(why), _)) => found.refused.push((pid, why)),
-            Ok(_) => found.refused.push((pid, "it answers something else".into())),
+            Ok(_) => found.refused.push((pid, "unexpected reply".into())),
             Err(err) => found.refused.push((pid, err.to_string())),
         }
     }
@@ -151,7 +151,7 @@ fn recv_reply(connection: &Connection, may_be_ring: bool) -> io::Result<(Reply, 
     };
     let (len, files) = reply.map_err(explain)?;
     if len == 0 {
-        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it has ended the connection"));
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the process closed the connection"));
     }
     Ok((Reply::parse(&buffer[..len])?, files))
 }
@@ -175,7 +175,7 @@ fn recv_message(
 fn explain(err: io::Error) -> io::Error {
     match err.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-            io::Error::new(io::ErrorKind::TimedOut, "it does not answer")
+            io::Error::new(io::ErrorKind::TimedOut, "no reply")
         }
         _ => err,
     }
@@ -270,7 +270,7 @@ impl Source {
     /// mapped by this process too.
     fn add(&mut self, lane: LaneId, files: Vec<OwnedFd>) -> io::Result<()> {
         let wrong = |why| io::Error::new(io::ErrorKind::InvalidData, why);
-        let files: [OwnedFd; 2] = files.try_into().map_err(|_| wrong("a ring without its memory"))?;
+        let files: [OwnedFd; 2] = files.try_into().map_err(|_| wrong("a ring without memory"))?;
         if self.lanes.len() >= RINGS_MAX {
             return Err(wrong("more rings than a socket has lanes"));
         }
@@ -321,7 +321,7 @@ impl Capture {
                     }
                     (Reply::Description(_), _) => {
                         let kind = io::ErrorKind::InvalidData;
-                        return Err(failed(io::Error::new(kind, "it answers something else")));
+                        return Err(failed(io::Error::new(kind, "unexpected reply")));
                     }
                 }
             }
@@ -386,6 +386,13 @@ impl Capture {
         })
     }
 
+    /// Ends the capture: from now on, [`next_frame`](Self::next_frame) returns only frames that are
+    /// in the rings now. Call it last: rings that a later [`wait`](Self::wait) adds have no end.
+    pub fn stop(&mut self) {
+        let lanes = self.sources.iter_mut().flat_map(|source| &mut source.lanes);
+        lanes.for_each(|(_, ring)| ring.stop());
+    }
+
     /// Waits for `timeout`, or until a lane or a process is added or ends. Frames do not end the
     /// wait, because lanes wake no other process.
     ///
@@ -401,7 +408,7 @@ impl Capture {
             match recv_reply(connection, true) {
                 Ok((Reply::Ring(lane), files)) => {
                     if let Err(err) = source.add(LaneId(lane), files) {
-                        log::warn!("lane {lane} cannot be captured: {err}");
+                        log::warn!("cannot capture lane {lane}: {err}");
                     }
                 }
                 Ok(_) => {}
@@ -427,7 +434,7 @@ impl Capture {
                 match over {
                     Ok(true) => gone.extend(ring.dropped()),
                     Ok(false) => return true,
-                    Err(err) => log::warn!("lane {lane} is captured no longer: {err}"),
+                    Err(err) => log::warn!("lane {lane} is no longer captured: {err}"),
                 }
                 false
             });

@@ -220,7 +220,7 @@ mod tests {
         let ((first, mut of_first), (second, mut of_second)) = (ring(), ring());
         mailbox.set_ring(Some(first));
         mailbox.set_ring(None);
-        assert_eq!(of_first.is_finished(), Ok(true), "nobody took it");
+        assert_eq!(of_first.is_finished(), Ok(true), "it was not recorded");
         mailbox.set_ring(Some(second));
         tap.refresh();
         let (third, mut of_third) = ring();

@@ -1,11 +1,12 @@
 use std::os::fd::BorrowedFd;
+use std::sync::mpsc;
 use std::thread;
 
 use manylane_sys::sock;
 
 use super::listener::CaptureListener;
 use super::*;
-use crate::connection::tests::{listen_with_fds, send_lingering};
+use crate::connection::tests::{listen_with_fds, run_alone, send_lingering};
 use crate::service::EXIT_TIMEOUT;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -55,7 +56,7 @@ fn loopback_a_forged_socket_is_asked_nothing() {
     assert_eq!(liar.join().unwrap(), 0, "it was told the question");
     assert!(targets.iter().all(|target| target.address() != description(1).address), "{targets:?}");
     let (_, why) = refused.iter().find(|(pid, _)| *pid == 1).unwrap();
-    assert!(why.contains(&format!("one of process {}", std::process::id())), "{why}");
+    assert!(why.contains(&format!("belongs to process {}", std::process::id())), "{why}");
 }
 
 /// A captured socket whose process sends what `liar` does after the start of a capture.
@@ -102,19 +103,44 @@ fn loopback_a_process_may_send_as_many_rings_as_a_socket_has_lanes() {
     assert!(err.chain().contains("more rings"), "{}", err.chain());
 }
 
+/// Each frame that is read makes room for the next one, of the same time.
 #[test]
-fn loopback_a_descriptor_that_blocks_delays_neither_an_answer_nor_the_end() {
-    let name = format!("manylane.test.capture.{}", std::process::id());
-    let address = description(3).address;
-    let listener = listen_with_fds(&name);
-    let sent = send_lingering(&name);
-    let captures = CaptureListener::serve(listener, address, Vec::new()).unwrap();
-    let start = Instant::now();
-    let connection = Connection::connect(&name, TIMEOUT).unwrap();
-    send_describe(&connection).unwrap();
-    let (reply, _) = recv_reply(&connection, false).unwrap();
-    assert!(matches!(reply, Reply::Description(about) if about.address == address));
-    drop(captures);
-    assert!(start.elapsed() < EXIT_TIMEOUT, "{:?}", start.elapsed());
-    drop(sent);
+fn loopback_a_process_that_goes_on_writing_does_not_prolong_a_capture() {
+    let (give, given) = mpsc::channel();
+    let one_ring = move |to: &OwnedFd| {
+        let (producer, files) = rings::create(&[3], listener::clamp_buffer_size(0)).unwrap();
+        send(to, &Reply::Ring(1), &[files[0].as_fd(), files[1].as_fd()]);
+        send(to, &Reply::Started, &[]);
+        give.send(producer).unwrap();
+    };
+    let mut capture = start_with("stop", one_ring).unwrap();
+    let mut producer = given.recv().unwrap();
+    let head = rings::RecordHeader { time: 7, ifindex: 3, queue: 0, direction: Direction::In, len: 60 };
+    (0..3).for_each(|_| producer.record(&head, &[0; 60]));
+    capture.stop();
+    let mut count = 0;
+    while count < 100 && capture.next_frame().is_some() {
+        count += 1;
+        producer.record(&head, &[0; 60]);
+    }
+    assert_eq!(count, 3);
+}
+
+#[test]
+fn loopback_a_blocking_descriptor_delays_neither_a_reply_nor_the_end() {
+    run_alone("capture::tests::loopback_a_blocking_descriptor_delays_neither_a_reply_nor_the_end", || {
+        let name = format!("manylane.test.capture.{}", std::process::id());
+        let address = description(3).address;
+        let listener = listen_with_fds(&name);
+        let sent = send_lingering(&name);
+        let captures = CaptureListener::serve(listener, address, Vec::new()).unwrap();
+        let start = Instant::now();
+        let connection = Connection::connect(&name, TIMEOUT).unwrap();
+        send_describe(&connection).unwrap();
+        let (reply, _) = recv_reply(&connection, false).unwrap();
+        assert!(matches!(reply, Reply::Description(about) if about.address == address));
+        drop(captures);
+        assert!(start.elapsed() < EXIT_TIMEOUT, "{:?}", start.elapsed());
+        drop(sent);
+    });
 }

@@ -23,7 +23,7 @@ impl Builder {
         if self.config.rx_coalesce.is_some_and(|delay| delay > RX_COALESCE_MAX) {
             return Err(Error::new(
                 ErrorKind::Config,
-                format!("rx_coalesce is more than {RX_COALESCE_MAX:?}"),
+                format!("invalid rx_coalesce: expected at most {RX_COALESCE_MAX:?}"),
             ));
         }
         if self.config.only_v6 && self.config.addr.is_ipv4() {
@@ -36,13 +36,13 @@ impl Builder {
             && !matches!(self.config.steering_backend, SteeringBackend::Auto | SteeringBackend::Kernel)
         {
             let message = format!(
-                "reuse_port does not support steering_backend {}: the group is not ours alone (auto, kernel)",
+                "reuse_port does not support steering_backend {}, because other processes share the group: use auto or kernel",
                 self.config.steering_backend
             );
             return Err(Error::new(ErrorKind::Config, message));
         }
         if self.config.reuse_port && self.config.addr.port() == 0 {
-            return Err(Error::new(ErrorKind::Config, "reuse_port needs a port to join, not 0"));
+            return Err(Error::new(ErrorKind::Config, "reuse_port needs a port other than 0"));
         }
         for (name, bytes) in
             [("recv_buffer", self.config.recv_buffer), ("send_buffer", self.config.send_buffer)]
@@ -90,12 +90,15 @@ mod tests {
             assert_eq!(err.kind(), ErrorKind::Config);
             err.to_string()
         };
-        assert_eq!(refused(&|b| _ = b.lanes(0)), "lanes 0 is not within 1 to 256");
-        assert_eq!(refused(&|b| _ = b.lanes(257)), "lanes 257 is not within 1 to 256");
-        assert_eq!(refused(&|b| _ = b.batch(1025)), "batch 1025 is not within 1 to 1024");
-        assert_eq!(refused(&|b| _ = b.datagram_size(0)), "datagram_size 0 is not within 1 to 65535");
-        assert_eq!(refused(&|b| _ = b.recv_buffer(0)), "recv_buffer 0 is not within 1 to 1073741823");
-        assert_eq!(refused(&|b| _ = b.rx_coalesce(Duration::from_secs(1))), "rx_coalesce is more than 20ms");
+        assert_eq!(refused(&|b| _ = b.lanes(0)), "invalid lanes 0: expected 1 to 256");
+        assert_eq!(refused(&|b| _ = b.lanes(257)), "invalid lanes 257: expected 1 to 256");
+        assert_eq!(refused(&|b| _ = b.batch(1025)), "invalid batch 1025: expected 1 to 1024");
+        assert_eq!(refused(&|b| _ = b.datagram_size(0)), "invalid datagram_size 0: expected 1 to 65535");
+        assert_eq!(refused(&|b| _ = b.recv_buffer(0)), "invalid recv_buffer 0: expected 1 to 1073741823");
+        assert_eq!(
+            refused(&|b| _ = b.rx_coalesce(Duration::from_secs(1))),
+            "invalid rx_coalesce: expected at most 20ms"
+        );
         assert!(refused(&|b| _ = b.only_v6(true)).contains("only_v6"));
         assert!(refused(&|b| _ = b.reuse_port(true)).contains("reuse_port"));
         assert!(refused(&|b| _ = b.steering(Steering::Key { offset: 0, len: 65 })).contains("key"));

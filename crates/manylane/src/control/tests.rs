@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use super::*;
-use crate::connection::tests::{BLOCKED, listen_with_fds, queue_lingering, send_lingering};
+use crate::connection::tests::{BLOCKED, listen_with_fds, queue_lingering, run_alone, send_lingering};
 use crate::service::EXIT_TIMEOUT;
 
 fn own_sockets() -> Vec<ControlClient> {
@@ -30,7 +30,7 @@ fn loopback_a_forged_control_socket_is_not_queried() {
     });
     let err = client.change(&["deny 0.0.0.0/0".into()]).unwrap_err();
     assert_eq!(err.kind(), ErrorKind::Permission, "{err}");
-    assert!(err.to_string().contains(&format!("one of process {}", std::process::id())), "{err}");
+    assert!(err.to_string().contains(&format!("belongs to process {}", std::process::id())), "{err}");
     assert_eq!(liar.join().unwrap(), 0, "it was told the question");
 }
 
@@ -139,35 +139,39 @@ fn loopback_a_refusal_is_received_before_the_close() {
 }
 
 #[test]
-fn loopback_a_descriptor_that_blocks_delays_neither_an_answer_nor_the_end() {
-    let pid = std::process::id();
-    let client = ControlClient { name: format!("manylane.test.lingering.{pid}"), pid };
-    let page = Box::new(|| "here".to_owned());
-    let listener = listen_with_fds(&client.name);
-    let sent = send_lingering(&client.name);
-    let control = ControlSocket::serve(listener, page, None).unwrap();
-    let start = Instant::now();
-    assert_eq!(client.metrics().unwrap(), "here");
-    drop(control);
-    assert!(start.elapsed() < EXIT_TIMEOUT, "{:?}", start.elapsed());
-    drop(sent);
+fn loopback_a_blocking_descriptor_delays_neither_a_reply_nor_the_end() {
+    run_alone("control::tests::loopback_a_blocking_descriptor_delays_neither_a_reply_nor_the_end", || {
+        let pid = std::process::id();
+        let client = ControlClient { name: format!("manylane.test.lingering.{pid}"), pid };
+        let page = Box::new(|| "here".to_owned());
+        let listener = listen_with_fds(&client.name);
+        let sent = send_lingering(&client.name);
+        let control = ControlSocket::serve(listener, page, None).unwrap();
+        let start = Instant::now();
+        assert_eq!(client.metrics().unwrap(), "here");
+        drop(control);
+        assert!(start.elapsed() < EXIT_TIMEOUT, "{:?}", start.elapsed());
+        drop(sent);
+    });
 }
 
 #[test]
 fn loopback_a_forged_control_socket_blocks_no_client_with_a_descriptor() {
-    let pid = std::process::id();
-    let client = ControlClient { name: format!("manylane.test.false.{pid}"), pid };
-    let listener = unix_socket::listen(&client.name).unwrap();
-    let connection = Connection::connect(&client.name, IO_TIMEOUT).unwrap();
-    // As before Linux 6.16.
-    _ = unix_socket::accept_fds(connection.as_fd(), true);
-    let theirs = unix_socket::accept(listener.as_fd()).unwrap();
-    let other = queue_lingering(theirs.as_fd());
-    let start = Instant::now();
-    assert!(client.receive(&connection, start + REPLY_TIMEOUT).is_err());
-    drop(connection);
-    assert!(start.elapsed() < BLOCKED, "{:?}", start.elapsed());
-    drop(other);
+    run_alone("control::tests::loopback_a_forged_control_socket_blocks_no_client_with_a_descriptor", || {
+        let pid = std::process::id();
+        let client = ControlClient { name: format!("manylane.test.false.{pid}"), pid };
+        let listener = unix_socket::listen(&client.name).unwrap();
+        let connection = Connection::connect(&client.name, IO_TIMEOUT).unwrap();
+        // As before Linux 6.16.
+        _ = unix_socket::accept_fds(connection.as_fd(), true);
+        let theirs = unix_socket::accept(listener.as_fd()).unwrap();
+        let other = queue_lingering(theirs.as_fd());
+        let start = Instant::now();
+        assert!(client.receive(&connection, start + REPLY_TIMEOUT).is_err());
+        drop(connection);
+        assert!(start.elapsed() < BLOCKED, "{:?}", start.elapsed());
+        drop(other);
+    });
 }
 
 #[test]
@@ -190,11 +194,11 @@ fn loopback_a_control_socket_answers_until_closed() {
     }
     client.change(&lines(&["unlimited", "forget 10.0.0.0/8", "forget 10.1.0.0/16"])).unwrap();
     assert!(filter.current().is_empty());
-    assert!(client.request("sideways", &[]).unwrap_err().to_string().contains("no question"));
+    assert!(client.request("sideways", &[]).unwrap_err().to_string().contains("unknown request"));
     let connection = Connection::connect(&client.name, IO_TIMEOUT).unwrap();
     unix_socket::send(connection.as_fd(), b"\xff\xfe", &[]).unwrap();
     let until = Instant::now() + REPLY_TIMEOUT;
-    assert_eq!(recv_reply(&connection, until).unwrap(), "refused that is no text");
+    assert_eq!(recv_reply(&connection, until).unwrap(), "refused the request is not UTF-8");
     let client = client.clone();
     drop(control);
     assert!(own_sockets().is_empty());

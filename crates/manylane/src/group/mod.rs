@@ -67,8 +67,6 @@ struct Control {
     lanes: Vec<Arc<LaneShared>>,
     /// Sockets of the group without a lane.
     parked: Vec<(Slot, Arc<OwnedFd>)>,
-    /// Inodes of sockets that rings used on other threads than the one that dropped the lane.
-    orphaned: Vec<u64>,
     closed: LaneCounters,
     next_id: u64,
     /// True if the first socket allows others on the port.
@@ -105,7 +103,6 @@ impl Shared {
             steer,
             lanes: Vec::new(),
             parked: Vec::new(),
-            orphaned: Vec::new(),
             closed: LaneCounters::default(),
             next_id: 0,
             is_reuse_port: config.reuse_port,
@@ -156,12 +153,12 @@ impl Shared {
         let mut control = self.control();
         // Checked under the lock: a stop then tells every lane that was opened to end.
         if self.is_stopping() {
-            return Err(Error::new(ErrorKind::State, "the socket is being stopped"));
+            return Err(Error::new(ErrorKind::State, "the socket is stopping"));
         }
         let Some(first) = control.lanes.first() else {
             return Err(Error::new(
                 ErrorKind::State,
-                "every lane of the socket has been closed, and so has its port",
+                "all lanes of the socket are closed, and its port with them",
             ));
         };
         if !control.is_reuse_port {
@@ -200,7 +197,7 @@ impl Shared {
         let fds = control.lanes.iter().map(|lane| &lane.fd).chain(control.parked.iter().map(|(_, fd)| fd));
         let ours: Vec<u64> = fds.filter_map(|fd| sock::inode(fd.as_fd()).ok()).collect();
         let Some(who) = port_owner::find_foreign(&self.addr, &ours) else { return Ok(()) };
-        let message = format!("{} is also bound by {who}: no lane can be added without eBPF", self.addr);
+        let message = format!("{} is also bound by {who}: adding a lane needs eBPF", self.addr);
         Err(Error::new(ErrorKind::InUse, message))
     }
 

@@ -39,7 +39,7 @@ impl Shared {
             let Some(other) =
                 control.lanes.iter().find(|other| other.id != lane.id && other.is_open()).cloned()
             else {
-                let message = "the last lane of a socket cannot leave: stop the socket";
+                let message = "cannot remove the last lane of a socket: stop the socket";
                 return Err(Error::new(ErrorKind::LastLane, message));
             };
             control.steer.retire(lane.slot, other.fd.as_fd())?;
@@ -77,14 +77,9 @@ impl Shared {
     }
 
     /// Called when a lane has been drained. Keeps its counters, and its socket if the group must
-    /// not be renumbered. `is_held` is true if the kernel may hold the socket for a moment after
-    /// its close. For the last lane, returns the inodes of all such sockets.
-    pub(crate) fn finish_close(&self, lane: &Arc<LaneShared>, reusable: bool, is_held: bool) -> Vec<u64> {
+    /// not be renumbered.
+    pub(crate) fn finish_close(&self, lane: &Arc<LaneShared>, reusable: bool) {
         let mut control = self.control();
-        if is_held && let Ok(inode) = sock::inode(lane.fd.as_fd()) {
-            control.orphaned.push(inode);
-        }
-        let mut left = Vec::new();
         let counters = self.counters_of(&control, lane);
         control.closed += counters;
         control.lanes.retain(|other| other.id != lane.id);
@@ -93,7 +88,6 @@ impl Shared {
             // Last lane: the parked sockets must not keep the port.
             control.parked.clear();
             control.steer.close();
-            left = std::mem::take(&mut control.orphaned);
         } else if reusable && control.steer.needs_parking() {
             control.parked.push((lane.slot, Arc::clone(&lane.fd)));
         }
@@ -102,7 +96,6 @@ impl Shared {
             self.engine.close();
         }
         self.lane_closed.notify_all();
-        left
     }
 
     /// Tells every lane to end: lanes handle what is queued, and `serve` returns.
@@ -133,7 +126,8 @@ impl Shared {
         // moment after the lane has left the list.
         while control.lanes.iter().any(|lane| lane.id == id) || (!parks && fd.strong_count() > 0) {
             if Instant::now() > deadline {
-                let message = format!("lane {id} is out of steering, but its closure has not returned yet");
+                let message =
+                    format!("lane {id} gets no new datagrams, but its closure has not returned yet");
                 return Err(Error::new(ErrorKind::State, message));
             }
             let waited = self.lane_closed.wait_timeout(control, Duration::from_millis(10));

@@ -7,7 +7,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 use std::time::SystemTime;
 
-use manylane_sys::addr::{SockAddr, Source};
+use manylane_sys::addr::{SockAddr, Source, in_socket_family};
 use manylane_sys::control::Ancillary;
 use manylane_sys::mmsg::Message;
 
@@ -346,10 +346,7 @@ impl<'a> Datagram<'a> {
 
     /// Converts an address of a frame to the socket's family.
     fn in_socket_family(&self, addr: SocketAddr) -> SocketAddr {
-        match addr.ip() {
-            IpAddr::V4(ip) if self.bound_addr.is_ipv6() => (ip.to_ipv6_mapped(), addr.port()).into(),
-            _ => addr,
-        }
+        in_socket_family(addr, self.bound_addr.is_ipv6())
     }
 }
 

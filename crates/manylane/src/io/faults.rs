@@ -68,7 +68,8 @@ impl SocketEngine for FaultInjector {
     fn new_lane(self: Arc<Self>, new: NewLane<'_>) -> Result<Io> {
         let (lane, bound_addr) = (Arc::clone(new.lane), *new.addr);
         let options = SendOptions { batch: 1, gso: new.caps.gso };
-        let send = SendRing::new(options).map_err(|err| Error::system("buffers of a lane", err))?;
+        let send =
+            SendRing::new(options).map_err(|err| Error::system("allocating buffers of a lane", err))?;
         let engine = Arc::clone(&self.engine).new_lane(new)?;
         let copies = Vec::new();
         Ok(Io::Faulty(Box::new(FaultIo { engine, injector: self, lane, bound_addr, copies, send })))
@@ -153,13 +154,14 @@ impl DatagramCopy {
 
 /// One lane of an engine with faults. All other operations go to the engine unchanged.
 pub(crate) struct FaultIo {
-    engine: Io,
     injector: Arc<FaultInjector>,
     lane: Arc<LaneShared>,
     bound_addr: SocketAddr,
     /// The last batch.
     copies: Vec<DatagramCopy>,
     send: SendRing,
+    /// The last field, as in a lane.
+    engine: Io,
 }
 
 impl FaultIo {
@@ -273,10 +275,6 @@ impl LaneIo for FaultIo {
 
     fn close(&mut self) {
         self.engine.close();
-    }
-
-    fn is_socket_held(&self) -> bool {
-        self.engine.is_socket_held()
     }
 
     fn split<'a>(&'a mut self, summary: RecvSummary, bound: &'a SocketAddr) -> Parts<'a> {

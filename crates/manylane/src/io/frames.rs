@@ -2,6 +2,7 @@
 
 use manylane_sys::xsk::{PacketRef, Payloads};
 use manylane_wire::datagram::Datagram;
+use manylane_wire::rx_hint::{HEADERS_LEN_V4, HEADERS_LEN_V6};
 
 /// Metadata of one packet of a batch from a queue.
 #[derive(Clone, Copy, Debug)]
@@ -18,7 +19,7 @@ pub(crate) struct Frames<'a> {
     pub(crate) payloads: Payloads<'a>,
     /// Parsed headers of the packets without an rx hint, at the index of each.
     pub(crate) parsed: &'a [Datagram],
-    /// Whether datagrams carry ECN.
+    /// True if datagrams carry ECN.
     pub(crate) ecn: bool,
 }
 
@@ -33,9 +34,9 @@ impl<'a> Frames<'a> {
     /// that if the caller ignores the result.
     #[inline]
     pub(crate) fn meta(&self, packet: &PacketRef<'a>) -> Meta {
-        let hinted = match packet.header() {
+        let hinted = match packet.header::<HEADERS_LEN_V4>() {
             Some(head) => Datagram::from_hint_v4(&head),
-            None => packet.header().and_then(|head| Datagram::from_hint_v6(&head)),
+            None => packet.header::<HEADERS_LEN_V6>().and_then(|head| Datagram::from_hint_v6(&head)),
         };
         let datagram = hinted.or_else(|| self.parsed.get(packet.index).copied()).unwrap_or_default();
         Meta { index: packet.index as u32, datagram }

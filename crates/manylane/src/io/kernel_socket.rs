@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::port_owner;
 
-/// How a lane's socket shares the port.
+/// Sharing of the port of a lane's socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PortSharing {
     /// Exclusive use of the port, guaranteed by the kernel.
@@ -44,7 +44,7 @@ pub(crate) fn open(config: &Config, addr: &SocketAddr, join: PortSharing) -> Res
     // off, only a lane that joined a group gets its datagrams.
     let multicast_all = if v6 { Flag::MulticastAllV6 } else { Flag::MulticastAllV4 };
     if sock::set_flag(socket, multicast_all, false).is_err() {
-        log::debug!("{multicast_all:?} cannot be turned off: multicast would come to every lane");
+        log::debug!("cannot turn off {multicast_all:?}: every lane gets a copy of multicast datagrams");
     }
     if config.ecn {
         if v6 {
@@ -78,7 +78,7 @@ fn set_buffer(socket: BorrowedFd<'_>, which: Buffer, bytes: Option<usize>) -> Re
     let got = sock::set_buffer(socket, which, bytes).map_err(|err| Error::system(option, err))?;
     if got < bytes {
         let message = format!(
-            "{option} {bytes}: this process gets {got} bytes: raise the sysctl {sysctl}, or give it CAP_NET_ADMIN"
+            "{option} {bytes}: the kernel allows {got} bytes: raise the sysctl {sysctl}, or run with CAP_NET_ADMIN"
         );
         return Err(Error::new(ErrorKind::Limit, message));
     }

@@ -22,7 +22,7 @@ use manylane_sys::sock;
 use super::batch::{Batch, Origin};
 use super::kernel_socket::needs_ancillary;
 use super::messages::Messages;
-use super::socket_queue::{LoadWords, SocketQueue, TakeMessages};
+use super::socket_queue::{LoadWords, RecvMessages, SocketQueue};
 use super::{Io, LaneIo, NewLane, Parts, RecvSummary, Replies, SocketEngine, Transport};
 use crate::config::Config;
 use crate::counters::Count;
@@ -79,9 +79,9 @@ impl MmsgRecv {
     }
 }
 
-impl TakeMessages for MmsgRecv {
+impl RecvMessages for MmsgRecv {
     #[inline]
-    fn take(&mut self, lane: &LaneShared, wait: Option<Duration>) -> io::Result<RecvSummary> {
+    fn recv_batch(&mut self, lane: &LaneShared, wait: Option<Duration>) -> io::Result<RecvSummary> {
         let wait = match wait {
             Some(timeout) => {
                 self.set_timeout(lane.fd.as_fd(), timeout)?;
@@ -106,7 +106,7 @@ impl MmsgIo {
         let control = needs_ancillary(config, addr);
         // One byte more than the largest datagram, so that only a larger one counts as truncated.
         let options = RecvOptions { batch: caps.batch, buffer: caps.datagram_size, control };
-        let memory = |err| Error::system("buffers of a lane", err);
+        let memory = |err| Error::system("allocating buffers of a lane", err);
         let ring = RecvRing::new(options).map_err(memory)?;
         let ancillary = vec![Ancillary::default(); if control { caps.batch } else { 0 }].into();
         let send = SendRing::new(SendOptions { batch: caps.batch, gso: caps.gso }).map_err(memory)?;
@@ -154,7 +154,7 @@ impl LaneIo for MmsgIo {
 
     fn discard(&mut self) {
         for _ in 0..DISCARD_BUDGET {
-            match self.recv.take(&self.queue.lane, None) {
+            match self.recv.recv_batch(&self.queue.lane, None) {
                 Ok(summary) if summary.messages > 0 => {
                     self.queue.lane.cells.add(Count::Discarded, summary.datagrams as u64);
                 }
@@ -193,7 +193,7 @@ mod tests {
         for (wait, set) in [(Some(400), 400), (None, 400), (Some(500), 400), (Some(300), 300)] {
             // The receive does not wait, because this datagram is queued.
             socket.send_to(b"x", socket.local_addr().unwrap()).unwrap();
-            let summary = recv.take(&lane, wait.map(Duration::from_millis)).unwrap();
+            let summary = recv.recv_batch(&lane, wait.map(Duration::from_millis)).unwrap();
             assert_eq!(summary.messages, 1, "{wait:?}");
             assert_eq!(socket.read_timeout().unwrap(), Some(Duration::from_millis(set)), "{wait:?}");
         }

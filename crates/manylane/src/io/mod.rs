@@ -8,6 +8,7 @@
 //! | `sim` | an engine for tests: a simulated network for each lane, with a clock that only waits and polls advance |
 //! | `faults` | for tests, around any engine: seeded loss, reordering, shortening, corruption; receives and sends that fail |
 //! | [`kernel_socket`] | the kernel socket of a lane: its options, and binding it |
+//! | [`orphaned_sockets`] | sockets that the kernel holds after their lanes were closed |
 //! | [`socket_engine`] | what the lanes of a socket share of their engine |
 //! | [`transport`] | where replies go: through the kernel socket |
 //! | [`filter`] | limits and prefixes, in the maps of XDP programs |
@@ -34,6 +35,7 @@ mod frames;
 pub(crate) mod kernel_socket;
 mod messages;
 mod mmsg;
+mod orphaned_sockets;
 #[cfg(test)]
 pub(crate) mod sim;
 mod socket_engine;
@@ -118,7 +120,7 @@ pub(crate) fn check(config: &Config) -> Result<()> {
 pub(crate) fn open(config: &Config, addr: SocketAddr) -> Result<Arc<dyn SocketEngine>> {
     Ok(match config.engine {
         Engine::Auto | Engine::Mmsg => Arc::new(mmsg::MmsgEngine),
-        Engine::Uring => Arc::new(uring::UringEngine),
+        Engine::Uring => Arc::new(uring::UringEngine::default()),
         Engine::Xdp => XdpControl::open(config, addr)?,
     })
 }
@@ -152,7 +154,7 @@ pub(crate) enum Io {
     Faulty(Box<faults::FaultIo>),
 }
 
-/// What a lane of an engine can do. The defaults are for engines with nothing special there.
+/// Operations of a lane's engine. The defaults are for engines without special needs.
 trait LaneIo {
     /// Receives a batch of queued datagrams; it may be empty.
     fn recv(&mut self) -> Result<RecvSummary>;
@@ -219,11 +221,6 @@ trait LaneIo {
 
     /// Closes the remaining queues of devices.
     fn close(&mut self) {}
-
-    /// True if the kernel may hold the socket for a moment after all is closed.
-    fn is_socket_held(&self) -> bool {
-        false
-    }
 }
 
 /// Makes each of these operations of [`Io`] the one of its engine.
@@ -263,7 +260,6 @@ dispatch! {
     fn leave(self: &mut Self);
     fn discard(self: &mut Self);
     fn close(self: &mut Self);
-    fn is_socket_held(self: &Self) -> bool;
 }
 
 /// Locks the state of an engine for tests. Only the lane's own thread locks it: if the lock is
@@ -287,10 +283,10 @@ mod tests {
             assert_eq!(err.kind(), ErrorKind::Config);
             err.to_string()
         };
-        assert!(refused(&|b| _ = b.limit("5".parse().unwrap())).contains("need the engine xdp"));
-        assert!(refused(&|b| _ = b.deny("10.0.0.0/8".parse().unwrap())).contains("need the engine xdp"));
+        assert!(refused(&|b| _ = b.limit("5".parse().unwrap())).contains("need engine xdp"));
+        assert!(refused(&|b| _ = b.deny("10.0.0.0/8".parse().unwrap())).contains("need engine xdp"));
         let by_uring = |b: &mut Builder| _ = b.engine(Engine::Uring).limit("5".parse().unwrap());
-        assert!(refused(&by_uring).contains("need the engine xdp"));
+        assert!(refused(&by_uring).contains("need engine xdp"));
         assert!(refused(&|b| _ = b.engine(Engine::Xdp).limit_sources(5)).contains("limit_sources 5"));
         assert!(refused(&|b| _ = b.engine(Engine::Xdp).timestamps(true)).contains("timestamps"));
     }

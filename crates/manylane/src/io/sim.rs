@@ -29,7 +29,7 @@ use manylane_sys::mmsg::{Message, SendOptions, SendRing, Totals};
 pub(crate) use self::network::{Network, Packet, Sent};
 use super::batch::{Batch, Origin};
 use super::messages::Messages;
-use super::socket_queue::{SKB_TRUESIZE_MIN, SocketQueue, TakeMessages};
+use super::socket_queue::{RecvMessages, SKB_TRUESIZE_MIN, SocketQueue};
 use super::{Io, LaneIo, NewLane, Parts, RecvSummary, Replies, SocketEngine, Transport, lock};
 use crate::counters::{Count, LaneId};
 use crate::error::{Error, Result};
@@ -62,7 +62,8 @@ impl SocketEngine for Sim {
     fn new_lane(self: Arc<Self>, new: NewLane<'_>) -> Result<Io> {
         let NewLane { config, caps, lane, .. } = new;
         let options = SendOptions { batch: caps.batch, gso: caps.gso };
-        let send = SendRing::new(options).map_err(|err| Error::system("buffers of a lane", err))?;
+        let send =
+            SendRing::new(options).map_err(|err| Error::system("allocating buffers of a lane", err))?;
         let recv = SimRecv {
             network: Arc::clone(&self.0[lane.id.0 as usize]),
             batch: caps.batch,
@@ -128,8 +129,8 @@ struct SimRecv {
     ancillary: Box<[Ancillary]>,
 }
 
-impl TakeMessages for SimRecv {
-    fn take(&mut self, _lane: &LaneShared, wait: Option<Duration>) -> io::Result<RecvSummary> {
+impl RecvMessages for SimRecv {
+    fn recv_batch(&mut self, _lane: &LaneShared, wait: Option<Duration>) -> io::Result<RecvSummary> {
         let mut network = lock(&self.network);
         if let Some(timeout) = wait {
             network.wait_readable(timeout);

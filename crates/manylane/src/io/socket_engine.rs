@@ -1,4 +1,4 @@
-//! What the lanes of a socket share of their engine.
+//! Shared state of the engine of a socket's lanes.
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -14,7 +14,7 @@ use crate::counters::LaneId;
 use crate::error::Result;
 use crate::lane_shared::LaneShared;
 
-/// What the lanes of a socket share of their engine. Lanes call it when they open and close, and
+/// Shared state of the engine of a socket's lanes. Lanes call it when they open and close, and
 /// other threads at any time. The defaults are for an engine that shares nothing.
 pub(crate) trait SocketEngine: Send + Sync {
     /// Makes the engine of one lane.
@@ -102,13 +102,13 @@ pub struct XdpQueue {
     pub invalid_descriptors: u64,
 }
 
-/// What the engine of a new lane is made of.
+/// Arguments for the engine of a new lane.
 pub(crate) struct NewLane<'a> {
     pub(crate) config: &'a Config,
     /// The bound address.
     pub(crate) addr: &'a SocketAddr,
     pub(crate) caps: Capabilities,
     pub(crate) lane: &'a Arc<LaneShared>,
-    /// Where it publishes its load, if steering reads it.
+    /// Words for its load, if steering reads them.
     pub(crate) load: Option<Arc<SharedWords>>,
 }

@@ -20,9 +20,9 @@ const SKB_TRUESIZE_MAX: usize = 4096;
 pub(super) const SKB_TRUESIZE_MIN: usize = 512;
 
 /// Receives messages from a socket's queue.
-pub(super) trait TakeMessages {
+pub(super) trait RecvMessages {
     /// Receives a batch; waits for the first message for at most `wait`, if given.
-    fn take(&mut self, lane: &LaneShared, wait: Option<Duration>) -> io::Result<RecvSummary>;
+    fn recv_batch(&mut self, lane: &LaneShared, wait: Option<Duration>) -> io::Result<RecvSummary>;
 
     /// Messages that have left the queue and were not returned yet.
     fn held(&self) -> usize;
@@ -44,7 +44,7 @@ pub(super) struct SocketQueue {
     load: Option<LoadWords>,
 }
 
-/// Where a lane publishes its load to eBPF (steering `least-loaded` only).
+/// Words in which a lane publishes its load to eBPF (steering `least-loaded` only).
 pub(super) struct LoadWords {
     words: Arc<SharedWords>,
     /// Index of the lane's first word.
@@ -84,21 +84,22 @@ impl SocketQueue {
     #[inline]
     pub(super) fn recv(
         &self,
-        from: &mut impl TakeMessages,
+        from: &mut impl RecvMessages,
         wait: Option<Duration>,
     ) -> io::Result<RecvSummary> {
-        let summary = self.take(from, wait)?;
+        let summary = self.recv_recorded(from, wait)?;
         if self.drop_policy == DropPolicy::Head && summary.messages == self.batch {
             return self.drop_stale(from, summary);
         }
         Ok(summary)
     }
 
+    /// Receives a batch, and records it in the load words.
     #[inline]
-    fn take(&self, from: &mut impl TakeMessages, wait: Option<Duration>) -> io::Result<RecvSummary> {
-        let Some(load) = &self.load else { return from.take(&self.lane, wait) };
+    fn recv_recorded(&self, from: &mut impl RecvMessages, wait: Option<Duration>) -> io::Result<RecvSummary> {
+        let Some(load) = &self.load else { return from.recv_batch(&self.lane, wait) };
         let steered = load.steered();
-        let summary = from.take(&self.lane, wait)?;
+        let summary = from.recv_batch(&self.lane, wait)?;
         load.record(summary.messages, steered);
         Ok(summary)
     }
@@ -106,7 +107,7 @@ impl SocketQueue {
     /// If the queue is more than half full, drops the batch `summary` and all following ones but
     /// the last.
     #[cold]
-    fn drop_stale(&self, from: &mut impl TakeMessages, mut summary: RecvSummary) -> io::Result<RecvSummary> {
+    fn drop_stale(&self, from: &mut impl RecvMessages, mut summary: RecvSummary) -> io::Result<RecvSummary> {
         let (queued, limit) = from.backlog(&self.lane);
         if queued <= limit / 2 {
             return Ok(summary);
@@ -119,7 +120,7 @@ impl SocketQueue {
         {
             self.lane.cells.add(Count::DroppedStale, summary.datagrams as u64);
             datagrams_max -= summary.messages;
-            summary = self.take(from, None)?;
+            summary = self.recv_recorded(from, None)?;
         }
         Ok(summary)
     }

@@ -1,4 +1,4 @@
-//! Where replies go: into a queue that the kernel's socket sends.
+//! Replies that the kernel's socket sends from a queue.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -14,14 +14,14 @@ use super::faults::FaultTransport;
 #[cfg(test)]
 use super::{lock, sim::Network};
 
-/// Where replies go that do not bypass the kernel's stack.
+/// Queue of replies that do not bypass the kernel's stack.
 pub(crate) struct Replies<'a> {
-    /// Collects what leaves by `transport`.
+    /// Replies for `transport`.
     pub(crate) queue: SendBatch<'a>,
     pub(crate) transport: Transport<'a>,
 }
 
-/// What sends the messages of a queue.
+/// Sender of the messages of a queue.
 pub(crate) enum Transport<'a> {
     /// The kernel's socket.
     Socket(BorrowedFd<'a>),

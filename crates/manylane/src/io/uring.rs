@@ -41,8 +41,8 @@
 //! thread that drops the lane cannot. Then the kernel ends the receive when that thread ends, or
 //! when it tears down the ring, some time after the ring was closed. So when the last lane of such
 //! a socket is dropped, the drop waits until `/proc/net/udp` no longer lists the socket
-//! ([`crate::port_owner`]). The port is free when the last lane is gone, whichever thread dropped
-//! it.
+//! ([`orphaned_sockets`](super::orphaned_sockets)). The port is free when the last lane is gone,
+//! whichever thread dropped it.
 //!
 //! # Memory
 //!
@@ -52,21 +52,22 @@
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use std::{fs, io, thread};
 
 use manylane_sys::control::Ancillary;
+use manylane_sys::epoll::Epoll;
 use manylane_sys::errno::EPERM;
-use manylane_sys::measure::Epoll;
 use manylane_sys::uring::{UringOptions, UringRecv};
 
 use super::batch::{Batch, Origin};
 use super::kernel_socket::needs_ancillary;
 use super::messages::Messages;
 use super::mmsg::MmsgIo;
-use super::socket_queue::TakeMessages;
+use super::orphaned_sockets::OrphanedSockets;
+use super::socket_queue::RecvMessages;
 use super::{Capabilities, Io, LaneIo, NewLane, Parts, RecvSummary, SocketEngine};
 use crate::config::Config;
 use crate::counters::{Cells, Count};
@@ -88,11 +89,12 @@ const RING: u64 = 1;
 const SOCKET: u64 = 2;
 
 /// Engine `uring` of a socket.
-pub(super) struct UringEngine;
+#[derive(Default)]
+pub(super) struct UringEngine(Mutex<Weak<OrphanedSockets>>);
 
 impl SocketEngine for UringEngine {
     fn new_lane(self: Arc<Self>, new: NewLane<'_>) -> Result<Io> {
-        UringIo::new(new).map(Io::Uring)
+        UringIo::new(new, OrphanedSockets::of_lanes(&self.0)).map(Io::Uring)
     }
 }
 
@@ -105,8 +107,8 @@ pub(crate) struct UringIo {
     /// The epoll of a ring that failed after its descriptor was asked for: the lane's descriptor
     /// must stay the same.
     readiness: Option<Epoll>,
-    /// A dropped ring may hold the socket for a moment.
-    has_left_ring: bool,
+    /// Sockets that dropped rings may hold for a moment: has to be the last field.
+    orphaned: Arc<OrphanedSockets>,
 }
 
 /// The ring of one lane.
@@ -154,8 +156,8 @@ pub(crate) fn run_in_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let thread = thread::Builder::new().name("manylane-uring".into()).spawn(work);
-    let thread = thread.map_err(|err| Error::system("a thread that tries io_uring", err))?;
-    thread.join().unwrap_or_else(|_| Err(failed(io::Error::other("the thread that tried it has panicked"))))
+    let thread = thread.map_err(|err| Error::system("starting a thread to try io_uring", err))?;
+    thread.join().unwrap_or_else(|_| Err(failed(io::Error::other("the thread that tried it panicked"))))
 }
 
 fn options(config: &Config, control: bool) -> UringOptions {
@@ -177,20 +179,20 @@ fn failed(err: io::Error) -> Error {
     Error::system(what, err)
 }
 
-/// What forbids io_uring, given the value `set` of the sysctl.
+/// Returns the reason why io_uring is forbidden, given the value `set` of the sysctl.
 fn forbidden_by(set: &str) -> String {
     match set.trim() {
-        "" | "0" => "forbidden by a seccomp filter, as container engines have them".to_owned(),
+        "" | "0" => "forbidden by a seccomp filter (usual in containers)".to_owned(),
         // 1: for processes without CAP_SYS_ADMIN that are not in the group kernel.io_uring_group;
         // 2: for all (Linux 6.6).
-        set => format!("forbidden by the sysctl kernel.io_uring_disabled, which is {set}"),
+        set => format!("forbidden by the sysctl kernel.io_uring_disabled ({set})"),
     }
 }
 
 impl UringIo {
-    fn new(new: NewLane<'_>) -> Result<Self> {
+    fn new(new: NewLane<'_>, orphaned: Arc<OrphanedSockets>) -> Result<Self> {
         let ring = Some(UringRing::new(new.config, new.caps)?);
-        Ok(Self { ring, socket: MmsgIo::new(new)?, readiness: None, has_left_ring: false })
+        Ok(Self { ring, socket: MmsgIo::new(new)?, readiness: None, orphaned })
     }
 
     #[inline]
@@ -210,11 +212,13 @@ impl UringIo {
     #[cold]
     fn give_up(&mut self, err: &io::Error) {
         let lane = &self.socket.queue.lane;
-        log::warn!("lane {}: engine mmsg from now on, since io_uring fails: {err}", lane.id);
+        log::warn!("lane {}: io_uring failed, using engine mmsg from now on: {err}", lane.id);
         lane.cells.add(Count::UringFallbacks, 1);
         if let Some(mut ring) = self.ring.take() {
             ring.recv.stop();
-            self.has_left_ring |= ring.recv.is_socket_pinned();
+            if ring.recv.is_socket_pinned() {
+                self.orphaned.add(lane.fd.as_fd());
+            }
             self.readiness = ring.into_readiness();
         }
     }
@@ -269,31 +273,29 @@ impl LaneIo for UringIo {
         self.socket.queued_max()
     }
 
-    fn is_socket_held(&self) -> bool {
-        self.has_left_ring
-    }
-
     /// Discards and counts what is still queued, starting with the messages in the ring.
     fn discard(&mut self) {
         if let Some(mut ring) = self.ring.take() {
             let lane = &self.socket.queue.lane;
             ring.recv.stop();
             // Ends when the ring is empty; an error means that it was.
-            while let Ok(summary) = ring.take(lane, None)
+            while let Ok(summary) = ring.recv_batch(lane, None)
                 && summary.messages > 0
             {
                 lane.cells.add(Count::Discarded, summary.datagrams as u64);
             }
-            self.has_left_ring |= ring.recv.is_socket_pinned();
+            if ring.recv.is_socket_pinned() {
+                self.orphaned.add(lane.fd.as_fd());
+            }
         }
         self.socket.discard();
     }
 }
 
-impl TakeMessages for UringRing {
+impl RecvMessages for UringRing {
     /// Receives a batch, and parses its ancillary data.
     #[inline]
-    fn take(&mut self, lane: &LaneShared, wait: Option<Duration>) -> io::Result<RecvSummary> {
+    fn recv_batch(&mut self, lane: &LaneShared, wait: Option<Duration>) -> io::Result<RecvSummary> {
         self.is_current = false;
         let messages = self.recv.recv(lane.fd.as_fd(), wait)?;
         if self.recv.buffer_shortages() != self.buffer_shortages
@@ -320,7 +322,7 @@ impl UringRing {
             recv.set_busy_poll(micros).map_err(|err| Error::system("IORING_REGISTER_NAPI", err))?;
         }
         let watch =
-            Epoll::new(2).map_err(|err| Error::system("a descriptor for the readiness of a lane", err))?;
+            Epoll::new(2).map_err(|err| Error::system("creating an epoll instance for a lane", err))?;
         let ancillary = vec![Ancillary::default(); if control { config.batch } else { 0 }].into_boxed_slice();
         let is_watched = AtomicBool::new(false);
         Ok(Self {
@@ -375,7 +377,7 @@ impl UringRing {
 
     fn register(&self, token: u64, fd: BorrowedFd<'_>) {
         if let Err(err) = self.epoll.add(&fd, token) {
-            log::warn!("a lane cannot be waited for by its descriptor: {err}");
+            log::warn!("a lane's descriptor does not become readable: {err}");
         }
     }
 }
@@ -391,7 +393,8 @@ mod tests {
         }
         for set in ["1\n", "2\n"] {
             let text = forbidden_by(set);
-            assert!(text.contains("kernel.io_uring_disabled") && text.ends_with(set.trim()), "{text}");
+            let value = format!("kernel.io_uring_disabled ({})", set.trim());
+            assert!(text.ends_with(&value), "{text}");
         }
     }
 }

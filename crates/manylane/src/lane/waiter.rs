@@ -1,11 +1,11 @@
-//! Waits for a lane's next batch, and delays after one.
+//! All waits of a lane: for its next batch, and the delay after one.
 
 use std::hint;
 use std::time::{Duration, Instant};
 
 use manylane_sys::cpu;
-use manylane_sys::measure::reduce_timer_slack;
 use manylane_sys::rx_coalesce::RxCoalesce;
+use manylane_sys::tick::reduce_timer_slack;
 
 use crate::counters::Count;
 use crate::error::Result;
@@ -24,11 +24,37 @@ pub(super) struct Waiter {
     opened: Instant,
     /// The waiting thread has 1 µs timer slack and the shortest time slice.
     is_low_latency: bool,
+    /// When a lane in `serve` delays its next receive, and for how long. Others never delay.
+    coalesce: RxCoalesce,
 }
 
 impl Waiter {
-    pub(super) fn new(policy: WaitPolicy, opened: Instant) -> Self {
-        Self { governor: WaitGovernor::new(policy), opened, is_low_latency: false }
+    /// For a lane that receives at most `batch` messages at a time.
+    pub(super) fn new(policy: WaitPolicy, io: &Io, batch: usize) -> Self {
+        let (opened, coalesce) = (io.now(), RxCoalesce::new(Duration::ZERO, batch, io.recv_capacity()));
+        Self { governor: WaitGovernor::new(policy), opened, is_low_latency: false, coalesce }
+    }
+
+    /// Delays for at most `longest` from now on.
+    pub(super) fn start_coalescing(&mut self, longest: Duration) {
+        self.coalesce.set_max_delay(longest);
+    }
+
+    /// True if the next receive must not sleep, because a delay may be due.
+    #[inline]
+    pub(super) fn is_delay_pending(&self) -> bool {
+        self.coalesce.is_pending()
+    }
+
+    /// Delays after a batch of `messages` messages, if that pays. Another queue of the lane that
+    /// has frames from before the last delay is served first.
+    #[inline]
+    pub(super) fn delay_after(&mut self, io: &mut Io, messages: usize) {
+        if io.is_within_round() {
+            self.coalesce.accumulate(messages);
+        } else if let Some(delay) = self.coalesce.next_delay(messages) {
+            io.delay(delay);
+        }
     }
 
     /// Waits for a batch by the policy of the lane; returns an empty one after `timeout`.
@@ -69,7 +95,9 @@ impl Waiter {
         self.is_low_latency = true;
         reduce_timer_slack();
         if let Err(err) = cpu::set_short_slice() {
-            log::debug!("a lane may have to wait for others on its CPU: sched_setattr: {err}");
+            log::debug!(
+                "cannot set a short time slice, so a lane may wait for other threads on its CPU: sched_setattr: {err}"
+            );
         }
     }
 
@@ -122,30 +150,4 @@ fn spin(io: &mut Io, lane: &LaneShared, start: Instant, until: Duration) -> Resu
     };
     lane.cells.add(Count::EmptyPolls, polls.into());
     Ok((summary, polls))
-}
-
-/// When a lane in `serve` delays its next receive, and for how long.
-pub(crate) struct DelayPolicy(RxCoalesce);
-
-impl DelayPolicy {
-    pub(super) fn new(longest: Duration, io: &Io, batch: usize) -> Self {
-        Self(RxCoalesce::new(longest, batch, io.recv_capacity()))
-    }
-
-    /// True if the next receive must not sleep, because a delay may be due.
-    #[inline]
-    pub(super) fn is_pending(&self) -> bool {
-        self.0.is_pending()
-    }
-
-    /// Delays after a batch of `messages` messages, if that pays. Another queue of the lane that
-    /// has frames from before the last delay is served first.
-    #[inline]
-    pub(super) fn after(&mut self, io: &mut Io, messages: usize) {
-        if io.is_within_round() {
-            self.0.accumulate(messages);
-        } else if let Some(delay) = self.0.next_delay(messages) {
-            io.delay(delay);
-        }
-    }
 }

@@ -98,7 +98,7 @@ impl Handle {
         let idle = || {
             Error::new(
                 ErrorKind::State,
-                "the socket does not serve: open_lane() gives a lane to drive by hand",
+                "the socket is not serving: use open_lane() for a lane to drive by hand",
             )
         };
         let server = self.server.events().ok_or_else(idle)?;

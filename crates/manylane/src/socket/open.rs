@@ -30,7 +30,7 @@ impl Builder {
         let usable = io::check(&config);
         let Some(substitute) = substitute else { return usable.and_then(|()| open(config)) };
         let why = match usable {
-            // An engine that was named and can be used: what else fails is an error.
+            // The engine was named and is usable: any other error is final.
             Ok(()) if asked.engine == engine => return open(config),
             Ok(()) => match open(config.clone()) {
                 Ok(socket) => return Ok(socket),
@@ -39,7 +39,7 @@ impl Builder {
             Err(err) => err,
         };
         let config = Config { engine: substitute, fallback: Some(why.chain()), ..config };
-        // Some options need the first engine.
+        // The options may need the first engine.
         if io::check(&config).is_err() {
             return Err(why);
         }
@@ -88,7 +88,7 @@ pub(super) fn open_lane(shared: &Arc<Shared>) -> Result<Lane> {
     Ok(lane)
 }
 
-/// Makes a lane from its parts; a lane that could not be steered to closes again.
+/// Makes a lane from its parts. A lane that was not admitted to steering is closed again.
 fn make_lane(shared: &Arc<Shared>, (parts, admitted): (LaneParts, Result<()>)) -> Result<Lane> {
     let LaneParts { lane_shared, io } = parts;
     let lane = Lane::new(Arc::clone(shared), lane_shared, io);
@@ -100,7 +100,9 @@ fn resolve_policy(wanted: WaitPolicy, engine: Engine, lanes: usize, cpu_count: u
     let (policy, why) = match wanted {
         WaitPolicy::Adaptive if lanes > cpu_count => (
             WaitPolicy::Sleep,
-            Some(format!("{lanes} lanes share {cpu_count} CPUs: one that spins keeps another waiting")),
+            Some(format!(
+                "{lanes} lanes share {cpu_count} CPUs, and a lane that polls keeps another from its CPU"
+            )),
         ),
         WaitPolicy::BusyPoll(time) => match probe::try_busy_poll(engine) {
             Ok(()) => (wanted, None),

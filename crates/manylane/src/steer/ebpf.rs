@@ -79,17 +79,17 @@ impl EbpfSteer {
             .override_global("ml_key_offset", &offset, true)
             .override_global("ml_key_len", &len, true)
             .load(manylane_bpf::STEER)
-            .map_err(|err| bpf_error("the eBPF maps for steering cannot be made", err))?;
+            .map_err(|err| bpf_error("cannot create the eBPF maps for steering", err))?;
         // Before the maps are moved out of the object: loading writes their descriptors into the
         // program.
         let steering = steer_program(&mut program)?;
         load_with_retry(|| steering.load())
-            .map_err(|err| bpf_error("the eBPF program for steering does not load", err))?;
+            .map_err(|err| bpf_error("cannot load the eBPF program for steering", err))?;
         let mut map = |name: &str| -> Result<Map> {
             let missing = || Error::new(ErrorKind::Unsupported, format!("the eBPF object has no map {name}"));
             program.take_map(name).ok_or_else(missing)
         };
-        let wrong = |err| bpf_error("an eBPF map for steering is not as expected", err);
+        let wrong = |err| bpf_error("unexpected type of an eBPF map for steering", err);
         let lanes = ReusePortSockArray::try_from(map("ml_lanes")?).map_err(wrong)?;
         let table = Array::try_from(map("ml_table")?).map_err(wrong)?;
         let steered = PerCpuArray::try_from(map("ml_steered")?).map_err(wrong)?;
@@ -98,7 +98,7 @@ impl EbpfSteer {
             (Steering::LeastLoaded, Map::Array(data)) => {
                 let words = abi::MAX_LANES * abi::LOAD_WORDS;
                 let mapped = SharedWords::new(data.fd().as_fd(), words);
-                Some(Arc::new(mapped.map_err(|err| bpf_error("the load of lanes cannot be mapped", err))?))
+                Some(Arc::new(mapped.map_err(|err| bpf_error("cannot map the load of lanes", err))?))
             }
             _ => None,
         };
@@ -129,7 +129,7 @@ impl EbpfSteer {
             Err(_) if !self.attached => {
                 let fd = fd
                     .try_clone_to_owned()
-                    .map_err(|err| Error::system("keeping the first lane's socket", err))?;
+                    .map_err(|err| Error::system("duplicating the first lane's socket", err))?;
                 self.first_socket = Some((slot, fd));
                 Ok(())
             }
@@ -143,7 +143,7 @@ impl EbpfSteer {
             return Ok(());
         }
         let set = self.lanes.set(slot, &fd.as_raw_fd(), 0).map(|()| self.filled_slots.push(slot));
-        set.map_err(|err| bpf_error("a lane's socket cannot be put into the steering array", err))
+        set.map_err(|err| bpf_error("cannot add a lane's socket to the steering map", err))
     }
 
     pub(super) fn write_table(&mut self, layout: &Layout) -> Result<()> {
@@ -155,7 +155,7 @@ impl EbpfSteer {
         {
             self.first_socket = None;
         }
-        self.table.set(0, words, 0).map_err(|err| bpf_error("the steering table cannot be written", err))
+        self.table.set(0, words, 0).map_err(|err| bpf_error("cannot write the steering table", err))
     }
 
     /// Attaches the program to the group of `fd`, once the group exists.
@@ -166,7 +166,7 @@ impl EbpfSteer {
         match steer_program(&mut self.program)?.attach(fd) {
             Ok(()) => self.attached = true,
             Err(_) if lanes == 1 => {}
-            Err(err) => return Err(bpf_error("the eBPF program for steering cannot be attached", err)),
+            Err(err) => return Err(bpf_error("cannot attach the eBPF program for steering", err)),
         }
         Ok(())
     }

@@ -68,7 +68,7 @@ impl Steering {
     pub(crate) fn check(self) -> Result<()> {
         match self {
             Self::Key { len, .. } if !(1..=abi::MAX_KEY as u16).contains(&len) => {
-                let message = format!("key length {len} is not within 1 to {}", abi::MAX_KEY);
+                let message = format!("invalid key length {len}: expected 1 to {}", abi::MAX_KEY);
                 Err(Error::new(ErrorKind::Config, message))
             }
             _ => Ok(()),
@@ -116,8 +116,8 @@ impl FromStr for Steering {
             "random" => Self::Random,
             "least-loaded" => Self::LeastLoaded,
             _ => key().ok_or_else(|| {
-                let known = "flow, round-robin, cpu, random, least-loaded, key OFFSET:LENGTH";
-                Error::new(ErrorKind::Config, format!("steering {text:?} is none of {known}"))
+                let known = "flow, round-robin, cpu, random, least-loaded or key OFFSET:LENGTH";
+                Error::new(ErrorKind::Config, format!("invalid steering {text:?}: expected {known}"))
             })?,
         };
         steering.check().map(|()| steering)
@@ -183,12 +183,12 @@ impl Steer {
         let (backend, why) = match by {
             SteeringBackend::Ebpf => (Backend::Ebpf(Box::new(EbpfSteer::load(policy)?)), None),
             SteeringBackend::ClassicBpf => {
-                (Backend::Classic(ClassicSteer::new(policy)), Some("asked for".into()))
+                (Backend::Classic(ClassicSteer::new(policy)), Some("requested".into()))
             }
             SteeringBackend::Kernel if shared => {
-                (Backend::Kernel, Some("reuse_port: the group is not ours alone".into()))
+                (Backend::Kernel, Some("reuse_port: other processes share the group".into()))
             }
-            SteeringBackend::Kernel => (Backend::Kernel, Some("asked for".into())),
+            SteeringBackend::Kernel => (Backend::Kernel, Some("requested".into())),
             SteeringBackend::Auto => match EbpfSteer::load(policy) {
                 Ok(ebpf) => (Backend::Ebpf(Box::new(ebpf)), None),
                 Err(err) => {
@@ -258,7 +258,7 @@ impl Steer {
         // The kernel or a seccomp filter refuses classic BPF: report it, and fall back to the
         // kernel's choice.
         if let Some(err) = refused {
-            log::warn!("steering by the kernel's choice: no classic BPF: {err}");
+            log::warn!("steering falls back to the kernel's hash: no classic BPF: {err}");
             self.effective = EffectiveSteering {
                 policy: Steering::Flow,
                 backend: SteeringBackend::Kernel,

@@ -1,5 +1,5 @@
-//! When a lane polls and when it sleeps, decided from the times of the last batches. No I/O and no
-//! clock: tests bring their own time.
+//! Decides from the times of the last batches if a lane polls or sleeps. Without I/O and clock:
+//! tests provide the time.
 //!
 //! `adaptive` keeps the last sixteen gaps between two batches that the lane waited for. When a
 //! lane has found nothing, it decides:
@@ -72,7 +72,7 @@ pub(crate) struct Plan {
     pub(crate) spin_until: Duration,
 }
 
-/// How a batch was noticed.
+/// Detection of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrival {
     /// By a poll: it has just arrived.

@@ -45,7 +45,7 @@ pub(crate) const SPIN_TIME_MAX: Duration = Duration::from_secs(1);
 /// Default time that the kernel busy polls.
 pub(crate) const BUSY_POLL_DEFAULT: Duration = Duration::from_micros(100);
 
-/// What a lane does while its queue is empty, in [`Socket::serve`](crate::Socket::serve) and
+/// Policy of a lane while its queue is empty, in [`Socket::serve`](crate::Socket::serve) and
 /// [`Lane::recv_timeout`](crate::Lane::recv_timeout).
 ///
 /// As text: `sleep`, `busy-poll` (100 µs), `busy-poll:MICROSECONDS`, `spin:MICROSECONDS`,
@@ -87,9 +87,10 @@ impl WaitPolicy {
 
     pub(crate) fn check(self) -> Result<Self> {
         match self {
-            Self::BusyPoll(time) | Self::Spin(time) if time > SPIN_TIME_MAX => {
-                Err(Error::new(ErrorKind::Config, format!("wait {self} is more than {SPIN_TIME_MAX:?}")))
-            }
+            Self::BusyPoll(time) | Self::Spin(time) if time > SPIN_TIME_MAX => Err(Error::new(
+                ErrorKind::Config,
+                format!("invalid wait {self}: expected at most {SPIN_TIME_MAX:?}"),
+            )),
             Self::BusyPoll(Duration::ZERO) | Self::Spin(Duration::ZERO) => Ok(Self::Sleep),
             _ => Ok(self),
         }
@@ -114,7 +115,7 @@ impl FromStr for WaitPolicy {
     fn from_str(text: &str) -> Result<Self> {
         let wrong = || {
             let message = format!(
-                "wait {text:?} is none of sleep, busy-poll[:MICROSECONDS], spin:MICROSECONDS, adaptive"
+                "invalid wait {text:?}: expected sleep, busy-poll[:MICROSECONDS], spin:MICROSECONDS or adaptive"
             );
             Error::new(ErrorKind::Config, message)
         };
@@ -182,7 +183,9 @@ mod tests {
                 "{bad}"
             );
         }
-        assert!("spin:1000001".parse::<WaitPolicy>().unwrap_err().to_string().ends_with("is more than 1s"));
+        assert!(
+            "spin:1000001".parse::<WaitPolicy>().unwrap_err().to_string().ends_with("expected at most 1s")
+        );
         assert_eq!(WaitPolicy::Spin(Duration::ZERO).check().unwrap(), WaitPolicy::Sleep);
     }
 }

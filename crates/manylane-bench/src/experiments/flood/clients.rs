@@ -53,7 +53,7 @@ pub(super) fn server_no_loss_rate(bed: &FloodTestbed, go_on: &dyn Fn() -> Result
     })?;
     ensure!(
         found.pps > 0.0,
-        "the server loses datagrams at any rate: is the machine busy? (--rate sets that of the flood)"
+        "the server loses datagrams at every rate: wait until the machine is idle, or set --rate for the flood"
     );
     Ok(found.pps)
 }

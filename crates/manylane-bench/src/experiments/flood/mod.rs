@@ -126,7 +126,8 @@ pub fn run(
 ) -> Result<Document<BenchSettings, FloodRow>> {
     let (from, to) = setup.hosts().context("bench flood needs a testbed (root)")?;
     let cpus = setup.sender_cpu().zip(setup.receiver_cpus().first().copied());
-    let (sender_cpu, lane_cpu) = cpus.context("the flood and the lane need a CPU each: there is one")?;
+    let (sender_cpu, lane_cpu) =
+        cpus.context("bench flood needs two CPUs: one for the flood, another one for the lane")?;
     ensure!(setup.device_names().len() == LINKS, "bench flood needs a testbed of {LINKS} links");
     let bed = FloodTestbed { from: from.clone(), to: to.clone(), lane_cpu, sender_cpu, batch: options.batch };
     let mut settings = options.settings(setup, &Limits::default());
@@ -159,7 +160,7 @@ fn run_part(
             let pps = match options.pps {
                 Some(pps) => pps,
                 None => {
-                    director.progress(0.0, "clients: looking for the no-loss rate");
+                    director.progress(0.0, "clients: searching for the no-loss rate");
                     let most = clients::server_no_loss_rate(bed, &|| check_stop(director.stop()))?;
                     notes.push(format!("no-loss rate of the server: {most:.0} per second"));
                     FLOOD_RATE_FACTOR * most

@@ -43,7 +43,7 @@ named_enum! {
         /// Equal intervals.
         Even = "even",
         /// Random intervals, as from many independent clients (a Poisson process).
-        Poisson = "chance",
+        Poisson = "poisson",
     }
 }
 
@@ -109,7 +109,7 @@ pub struct Generator {
 impl Generator {
     /// A socket on the sending side of `setup`, for requests of `size` bytes to `to`.
     pub fn open(setup: &Setup, to: SocketAddr, size: usize) -> Result<Self> {
-        ensure!(size >= SEQ_LEN, "a request carries its number: it has {SEQ_LEN} bytes at least, not {size}");
+        ensure!(size >= SEQ_LEN, "invalid size {size} of a request: expected at least {SEQ_LEN} bytes");
         let any: SocketAddr = if to.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0_u16; 8], 0).into() };
         let open = || -> Result<UdpSocket> {
             let socket = UdpSocket::bind(any)?;
@@ -246,7 +246,7 @@ impl Generator {
             let len = match self.socket.recv(&mut self.buffer) {
                 Ok(len) => len,
                 Err(err) if is_transient(&err) => break,
-                Err(err) => return Err(err).context("cannot receive an answer"),
+                Err(err) => return Err(err).context("cannot receive a reply"),
             };
             let now = start.elapsed();
             let Some(number) = self.buffer[..len].first_chunk().map(|bytes| u64::from_le_bytes(*bytes))
@@ -305,8 +305,8 @@ mod tests {
             let (mut buffer, mut requests) = ([0; 64], Vec::new());
             while let Ok((len, peer)) = socket.recv_from(&mut buffer) {
                 requests.push(buffer[..len].to_vec());
-                let (answers, to) = answer(requests.len() as u64 - 1);
-                for _ in 0..answers {
+                let (replies, to) = answer(requests.len() as u64 - 1);
+                for _ in 0..replies {
                     socket.send_to(&requests[to as usize], peer).unwrap();
                 }
             }

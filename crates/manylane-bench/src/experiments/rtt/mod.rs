@@ -87,8 +87,9 @@ impl FromStr for Contender {
         let (kind, wait) = text.split_once('+').unwrap_or((text, "sleep"));
         let wait = wait.parse().map_err(|err: manylane::Error| err.to_string())?;
         let contender = Self { kind: kind.parse()?, wait };
-        let none =
-            format!("{kind} has no {wait}: lanes have all policies, socket/recvfrom spin:… and busy-poll:…");
+        let none = format!(
+            "{kind} does not support wait {wait}: lanes have all policies, socket/recvfrom spin:… and busy-poll:…"
+        );
         contender.is_supported().then_some(contender).ok_or(none)
     }
 }
@@ -131,7 +132,7 @@ impl Mode {
 /// Runs the benchmark.
 ///
 /// # Errors
-/// When a contender or the generator fails, when a placement is not available, or when it is
+/// Fails if a contender or the generator fails, if a placement is not available, or if it is
 /// stopped.
 pub fn run(
     setup: &mut Setup,
@@ -143,7 +144,7 @@ pub fn run(
     let mut settings = options.settings(setup, &limits);
     let options = &Options { work: Work::Echo, ..options.clone() };
     settings.receivers = plan.contenders.iter().map(ToString::to_string).collect();
-    settings.sender = "a socket, by a thread that does not sleep".into();
+    settings.sender = "a socket, and a thread that never sleeps".into();
     settings.flows = 1;
     settings.rx_usecs.clear();
     settings.notes.extend(oversubscribed_note(setup));
@@ -194,14 +195,14 @@ impl Bench<'_> {
             settings.notes.push(format!(
                 "{contender}: {:.0} requests per second without loss{}",
                 found.pps,
-                if found.sender_limited { ", more than which the generator does not make" } else { "" }
+                if found.sender_limited { ", the generator's maximum" } else { "" }
             ));
             director.progress(0.0, &format!("{contender}: {:.0} k/s", found.pps / 1e3));
             lowest = lowest.min(found.pps);
         }
         ensure!(
             lowest > 0.0 && lowest.is_finite(),
-            "requests are lost at any rate: is the machine busy? (--rate)"
+            "requests are lost at every rate: wait until the machine is idle, or set --rate"
         );
         let mut rates: Vec<f64> =
             RATE_FRACTIONS.iter().map(|share| (lowest * share / 1e3).round() * 1e3).collect();

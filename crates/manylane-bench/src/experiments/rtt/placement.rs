@@ -115,14 +115,10 @@ fn enable_threaded_napi(host: &Host, cpu: usize) -> Result<()> {
         let new: Vec<i32> =
             napi_threads(host.device(LINK)).into_iter().filter(|thread| !before.contains(thread)).collect();
         if !new.is_empty() {
-            let pin =
-                |&thread: &i32| cpu::pin_thread(thread, cpu).context("cannot pin a thread of the kernel");
+            let pin = |&thread: &i32| cpu::pin_thread(thread, cpu).context("cannot pin a NAPI thread");
             return new.iter().try_for_each(pin);
         }
-        ensure!(
-            start.elapsed() < NAPI_THREAD_TIMEOUT,
-            "no thread of the kernel works for the device (Linux 5.12)"
-        );
+        ensure!(start.elapsed() < NAPI_THREAD_TIMEOUT, "the device has no NAPI thread (needs Linux 5.12)");
         std::thread::sleep(Duration::from_millis(1));
     }
 }

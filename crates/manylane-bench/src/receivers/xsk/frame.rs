@@ -14,10 +14,10 @@ const UDP_HEADER_LEN: usize = 8;
 /// The protocol number.
 const IPPROTO_UDP: u8 = 17;
 
-/// Where the payload of UDP over IPv4 starts in an untagged frame without options.
+/// Offset of the payload of UDP over IPv4 in an untagged frame without options.
 const PAYLOAD_OFFSET: usize = ETH_HEADER_LEN + IPV4_HEADER_LEN + UDP_HEADER_LEN;
 
-/// Where a frame has its pairs of addresses, and the length of one: Ethernet, IP, ports.
+/// Offsets of the pairs of addresses in a frame, and the length of an address: Ethernet, IP, ports.
 type AddressPairs = [(usize, usize); 3];
 const IPV4: AddressPairs = [(0, 6), (26, 4), (34, 2)];
 const IPV6: AddressPairs = [(0, 6), (22, 16), (54, 2)];
@@ -32,7 +32,7 @@ fn swap_addresses(packet: &mut [u8], pairs: AddressPairs) -> bool {
     true
 }
 
-/// How frames are read.
+/// Check of received frames.
 pub(crate) trait FrameParser: Copy + Send + 'static {
     /// Name of the receiver.
     const NAME: &'static str;

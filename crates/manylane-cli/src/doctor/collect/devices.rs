@@ -19,7 +19,7 @@ pub(crate) fn collect(files: &FileTree, facts: &mut Facts) {
     if !is_own_namespace(files, &facts.devices) {
         facts.note_gap(
             "sysfs",
-            "/sys/class/net shows another network namespace than this process is in: run it by 'ip netns exec', or mount /sys anew",
+            "/sys/class/net shows another network namespace than that of this process: use 'ip netns exec', or mount /sys again",
         );
         return;
     }
@@ -56,12 +56,12 @@ fn read_sysfs(files: &FileTree, device: &mut Device) {
     device.numa = files.text(&format!("{base}/device/numa_node")).and_then(|node| node.parse().ok());
 }
 
-/// A value of each queue, if there are queues and all have it.
+/// Reads one value per queue. None if there are no queues, or if a value is missing.
 fn read_all<T>(paths: &[String], read: impl Fn(&str) -> Option<T>) -> Option<Vec<T>> {
     (!paths.is_empty()).then(|| paths.iter().map(|path| read(path)).collect()).flatten()
 }
 
-/// Interrupts of the receive queues: those of the device itself (MSI), and those with its name.
+/// Interrupts of the receive queues: the device's own (MSI), and those named after it.
 fn irqs(files: &FileTree, device: &str, interrupts: &str) -> Vec<Irq> {
     let base = format!("{SYSFS_NET}/{device}/device");
     let own: BTreeSet<u32> =
@@ -87,8 +87,8 @@ fn irqs(files: &FileTree, device: &str, interrupts: &str) -> Vec<Irq> {
             });
         }
     }
-    // If some are named as queues, those with the device's name only are for its link or its
-    // management.
+    // If some interrupts are named after queues, those named after the device alone are for its
+    // link or its management.
     let is_queue = |irq: &Irq| {
         let name = irq.name.to_ascii_lowercase();
         ["rx", "input", "comp"].iter().any(|word| name.contains(word))
@@ -99,8 +99,7 @@ fn irqs(files: &FileTree, device: &str, interrupts: &str) -> Vec<Irq> {
     found
 }
 
-/// True if an interrupt of this name may belong to a receive queue, and not only to sending or
-/// management.
+/// True if an interrupt of this name may serve a receive queue, and not only sending or management.
 fn is_rx_irq(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     let for_both = name.contains("txrx") || name.contains("rxtx");

@@ -7,7 +7,7 @@ use manylane::{ErrorKind, control};
 
 use super::super::facts::{Facts, Lane};
 use super::files::FileTree;
-use crate::top::prometheus::parse_samples;
+use crate::top::prometheus::{ROWS_MAX, parse_samples};
 
 /// Queries all programs whose control socket this user may use.
 pub(crate) fn collect(files: &FileTree, facts: &mut Facts) {
@@ -15,26 +15,33 @@ pub(crate) fn collect(files: &FileTree, facts: &mut Facts) {
         Ok(clients) => clients,
         Err(err) => return facts.note_gap("lanes", err.to_string()),
     };
-    let mut silent = BTreeMap::new();
+    let mut notes = BTreeMap::new();
     for (client, reply) in clients.iter().zip(control::fetch_metrics(&clients)) {
         match reply {
-            Ok(page) => facts.lanes.extend(lanes(files, client.pid(), &page)),
+            Ok(page) => {
+                let pid = client.pid();
+                let found = lanes(files, pid, &page);
+                if found.len() == ROWS_MAX {
+                    notes.insert(pid, format!("only {ROWS_MAX} lanes of process {pid} are checked"));
+                }
+                facts.lanes.extend(found);
+            }
             // The process has ended meanwhile.
             Err(err) if err.kind() == ErrorKind::State => {}
-            Err(err) => _ = silent.insert(client.pid(), err.to_string()),
+            Err(err) => _ = notes.insert(client.pid(), err.to_string()),
         }
     }
-    let mut reasons = silent.into_values();
-    if let Some(first) = reasons.next() {
-        let more = match reasons.len() {
+    let mut notes = notes.into_values();
+    if let Some(first) = notes.next() {
+        let more = match notes.len() {
             0 => String::new(),
-            more => format!(" (and {more} more without an answer)"),
+            more => format!(" (and {more} more)"),
         };
         facts.note_gap("lanes", first + &more);
     }
 }
 
-/// The lanes with a thread on a page of metrics.
+/// The lanes with a thread on a page of metrics, at most [`ROWS_MAX`].
 pub(crate) fn lanes(files: &FileTree, pid: u32, page: &str) -> Vec<Lane> {
     let mut waiting = BTreeMap::new();
     // Process, thread, and socket. A thread of a program under `manylane run` has a line for each
@@ -43,11 +50,13 @@ pub(crate) fn lanes(files: &FileTree, pid: u32, page: &str) -> Vec<Lane> {
     for sample in parse_samples(page) {
         let socket = sample.label("socket").to_owned();
         match sample.name {
-            "manylane_waiting" => drop(waiting.insert(socket, sample.label("policy").to_owned())),
-            "manylane_lane_thread" => {
+            "manylane_waiting" if waiting.len() < ROWS_MAX => {
+                waiting.insert(socket, sample.label("policy").to_owned());
+            }
+            "manylane_lane_thread" if threads.len() < ROWS_MAX => {
                 threads.entry((pid, sample.value, socket)).or_insert_with(|| sample.label("lane").to_owned());
             }
-            "manylane_run_received_total" => {
+            "manylane_run_received_total" if threads.len() < ROWS_MAX => {
                 let number = |label| sample.label(label).parse().ok();
                 if let (Some(of), Some(tid)) = (number("pid"), number("tid")) {
                     let pid = u32::try_from(of).unwrap_or(0);

@@ -64,7 +64,7 @@ fn links(facts: &mut Facts) -> Vec<Device> {
         Ok(mut ethtool) => devices.iter_mut().for_each(|device| ethtool.fill(device)),
         Err(err) => facts.note_gap(
             "ethtool",
-            format!("this kernel has no ethtool by netlink (Linux 5.6, CONFIG_ETHTOOL_NETLINK): {err}"),
+            format!("this kernel has no ethtool netlink interface (needs Linux 5.6 and CONFIG_ETHTOOL_NETLINK): {err}"),
         ),
     }
     match ethtool::xdp_features() {
@@ -76,7 +76,7 @@ fn links(facts: &mut Facts) -> Vec<Device> {
         }
         Err(err) => facts.note_gap(
             "xdp-features",
-            format!("this kernel does not say what drivers do with XDP (Linux 6.3): {err}"),
+            format!("this kernel does not report XDP features of drivers (needs Linux 6.3): {err}"),
         ),
     }
     match link::default_routes() {
@@ -117,7 +117,9 @@ fn collect_buffers(facts: &mut Facts) {
         }
         Err(err) => facts.note_gap(
             "buffers",
-            format!("this kernel does not tell the sizes of buffers (CONFIG_INET_UDP_DIAG): {err}"),
+            format!(
+                "this kernel does not report the sizes of socket buffers (needs CONFIG_INET_UDP_DIAG): {err}"
+            ),
         ),
     }
 }

@@ -33,12 +33,12 @@ pub(crate) fn collect(files: &FileTree, asked: Scope, facts: &mut Facts) {
         Ok(found) => found.into_values().collect(),
         Err(err) => {
             let why = match err.kind() {
-                ErrorKind::PermissionDenied if is_root(facts) => "its open files cannot be seen".into(),
+                ErrorKind::PermissionDenied if is_root(facts) => "cannot see its open files".into(),
                 ErrorKind::PermissionDenied => {
-                    "its open files cannot be seen: run this as root, or as its user".into()
+                    "cannot see its open files: run this as root, or as its user".into()
                 }
                 _ if is_over(&err) => format!("there is no process {pid}"),
-                _ => format!("its open files cannot be seen: {err}"),
+                _ => format!("cannot see its open files: {err}"),
             };
             facts.note_gap("processes", why);
             BTreeSet::new()
@@ -116,7 +116,7 @@ fn programs(files: &FileTree, facts: &mut Facts) {
     }
     if hidden > 0 {
         let advice = if is_root(facts) { "" } else { ": run this as root" };
-        let why = format!("the open files of {hidden} processes cannot be seen{advice}");
+        let why = format!("cannot see the open files of {hidden} processes{advice}");
         facts.gaps.entry("processes".into()).or_insert(why);
     }
 }

@@ -8,6 +8,7 @@ use tempfile::TempDir;
 use super::super::facts::{Device, Facts, Idle, Irq, Lane, Privileges};
 use super::files::FileTree;
 use super::{Scope, collect_files, lanes, sockets};
+use crate::top::prometheus::ROWS_MAX;
 
 /// A root, deleted with this value.
 struct Root(TempDir);
@@ -223,12 +224,12 @@ fn libc_recvfrom() -> i64 {
 #[test]
 fn sockets_and_their_owners_are_found() {
     let root = sockets_of();
-    let look = |asked| {
+    let facts_of = |asked| {
         let mut facts = Facts::default();
         sockets::collect(&root.files(), asked, &mut facts);
         facts
     };
-    let facts = look(Scope::default());
+    let facts = facts_of(Scope::default());
     assert_eq!(
         facts.sockets.iter().map(|socket| (socket.inode, socket.drops)).collect::<Vec<_>>(),
         [(501, 17), (502, 0), (503, 4)]
@@ -241,24 +242,24 @@ fn sockets_and_their_owners_are_found() {
     assert!(successor.on_lanes && successor.waiting.is_empty() && successor.beyond.is_some());
     assert!(!facts.gaps.contains_key("processes"));
 
-    let facts = look(Scope { pid: Some(20), port: None });
+    let facts = facts_of(Scope { pid: Some(20), port: None });
     assert_eq!(facts.sockets.iter().map(|socket| socket.inode).collect::<Vec<_>>(), [501, 502]);
     assert_eq!(facts.programs[0].sockets, [501, 502]);
-    let facts = look(Scope { pid: Some(20), port: Some(0x45) });
+    let facts = facts_of(Scope { pid: Some(20), port: Some(0x45) });
     assert_eq!(facts.sockets.iter().map(|socket| socket.inode).collect::<Vec<_>>(), [502]);
-    let facts = look(Scope { pid: None, port: Some(7) });
+    let facts = facts_of(Scope { pid: None, port: Some(7) });
     assert!(facts.asked && facts.sockets.is_empty() && facts.programs.is_empty());
     // A process that has ended, and one that cannot be read.
-    let facts = look(Scope { pid: Some(77), port: None });
+    let facts = facts_of(Scope { pid: Some(77), port: None });
     assert!(facts.sockets.is_empty());
     assert_eq!(facts.gaps["processes"], "there is no process 77");
     root.write(&[("proc/60/fd", "no folder")]);
-    let facts = look(Scope { pid: Some(60), port: None });
-    assert!(facts.gaps["processes"].starts_with("its open files cannot be seen: "), "{:?}", facts.gaps);
+    let facts = facts_of(Scope { pid: Some(60), port: None });
+    assert!(facts.gaps["processes"].starts_with("cannot see its open files: "), "{:?}", facts.gaps);
     // Advice is for those who can follow it.
     for (uid, why) in [
-        (0, "the open files of 1 processes cannot be seen"),
-        (1000, "the open files of 1 processes cannot be seen: run this as root"),
+        (0, "cannot see the open files of 1 processes"),
+        (1000, "cannot see the open files of 1 processes: run this as root"),
     ] {
         let mut facts = Facts::default();
         facts.privileges.uid = Some(uid);
@@ -320,4 +321,11 @@ fn report_lanes_are_those_with_threads_and_their_wait_policy() {
         lanes::lanes(&root.files(), 8, of_launcher),
         [lane(90, 91, "0.0.0.0:9", "1", None, &[0, 1, 2, 3])]
     );
+    // Rows of one family leave room for those of the other.
+    let waiting = |at| format!("manylane_waiting{{socket=\"{at}\",policy=\"sleep\"}} 1\n");
+    let thread = |at| format!("manylane_lane_thread{{socket=\"{at}\",lane=\"0\"}} 71\n");
+    let page: String = (0..2 * ROWS_MAX).map(waiting).chain((0..2 * ROWS_MAX).map(thread)).collect();
+    let found = lanes::lanes(&root.files(), 7, &page);
+    assert_eq!(found.len(), ROWS_MAX);
+    assert!(found.iter().all(|lane| lane.wait.is_some()));
 }

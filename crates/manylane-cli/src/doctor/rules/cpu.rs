@@ -11,43 +11,43 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         id: "governor-slow",
         cost: 28,
-        meaning: "CPUs run slower than they could until they have been busy for a while: bursts of datagrams meet a slow CPU.",
+        meaning: "CPUs run at a low frequency until they have been busy for a while: bursts meet a slow CPU.",
         remedy: "`cpupower frequency-set -g performance`.",
         check: governor_slow,
     },
     Rule {
         id: "autogroup-shares",
         cost: 27,
-        meaning: "Threads of one session share the weight of one thread (autogroup), over all CPUs, with lanes among them that wait by `adaptive`: where another program or a thread of the kernel runs on its CPU, such a lane is owed little, and waits for a tick once that is used up.",
-        remedy: "`sysctl -w kernel.sched_autogroup_enabled=0`, before the program is started; or more weight for its session: `echo -10 > /proc/PID/autogroup`. Programs that a desktop's user starts then weigh by their threads again.",
+        meaning: "Lanes wait by `adaptive` in a session whose threads share the weight of one thread (autogroup). If another thread runs on its CPU, such a lane may wait for a tick.",
+        remedy: "`sysctl -w kernel.sched_autogroup_enabled=0` before the program starts, or more weight for its session: `echo -10 > /proc/PID/autogroup`. Without autogroup, programs of a desktop user share the CPU by their number of threads.",
         check: autogroup_shares,
     },
     Rule {
         id: "halts-at-once",
         cost: 26,
-        meaning: "Idle CPUs of this virtual machine halt without looking for work first: the hypervisor wakes them, tens of microseconds late, and each lane that sleeps pays for that.",
-        remedy: "`echo 200000 > /sys/module/haltpoll/parameters/guest_halt_poll_ns`, if the host has CPUs to spare: idle ones then look for so many nanoseconds at most, which the host sees as work. For the CPUs of lanes alone, see `idle-leaves-late`.",
+        meaning: "Idle CPUs of this virtual machine halt without polling first: the hypervisor wakes them tens of microseconds late, which delays each lane that sleeps.",
+        remedy: "`echo 200000 > /sys/module/haltpoll/parameters/guest_halt_poll_ns` (nanoseconds of polling before a halt, which the host sees as work), if the host has CPUs to spare. For the CPUs of lanes alone, see `idle-leaves-late`.",
         check: halts_at_once,
     },
     Rule {
         id: "idle-leaves-late",
         cost: 25,
-        meaning: "CPUs of lanes (all, where no program with lanes is seen) may idle in a state that they leave late: each lane that sleeps pays for that. Wrong only where lanes wait by `adaptive`, which then cannot answer as early as one that spins; else a note.",
-        remedy: "`echo 10 > /sys/devices/system/cpu/cpuN/power/pm_qos_resume_latency_us` (microseconds; 0 for no limit) for the CPUs of lanes, where latency counts more than power: what idles less deeply draws more, and leaves less for the cores beside it. `n/a` in a virtual machine that halts at once: such a CPU never halts, which the host sees as work.",
+        meaning: "CPUs of lanes (or all CPUs, if no lanes are found) may enter idle states with a long exit latency, which delays each lane that sleeps. `WRONG` only if lanes wait by `adaptive`, otherwise a note.",
+        remedy: "`echo 10 > /sys/devices/system/cpu/cpuN/power/pm_qos_resume_latency_us` (microseconds; 0: no limit) for the CPUs of lanes. This costs power, and leaves less of it for other cores. `n/a` in a virtual machine that halts at once: such a CPU never halts, which the host sees as work.",
         check: idle_leaves_late,
     },
     Rule {
         id: "smt-shared",
         cost: 6,
-        meaning: "Two CPUs each are threads of one core: two lanes there share what one would have.",
-        remedy: "One lane for each core: `--placement` with a list.",
+        meaning: "CPUs are pairs of hardware threads of one core: two lanes there share the core.",
+        remedy: "One lane per core: `--placement` with a list.",
         check: smt_shared,
     },
     Rule {
         id: "isolated-idle",
         cost: 4,
-        meaning: "CPUs are isolated: the scheduler puts nothing there, and neither does Manylane unless they are named.",
-        remedy: "`--placement` with their list, for lanes that shall have them alone.",
+        meaning: "CPUs are isolated: neither the scheduler nor Manylane uses them unless they are named.",
+        remedy: "`--placement` with their list, for lanes without other threads on their CPUs.",
         check: isolated_idle,
     },
 ];
@@ -70,7 +70,7 @@ fn governor_slow(facts: &Facts, found: &mut FindingSink<'_>) {
     let finding = found.add(
         Severity::Note,
         format!("CPUs {} have the frequency governor {governor}", format_cpus(&cpus)),
-        "They become fast only after they were busy: latency grows, and short bursts overrun queues.",
+        "Such a CPU raises its frequency only after it has been busy for a while. Until then replies are slow, and a short burst overruns queues.",
     );
     for cpu in cpus {
         let target = Target::CpuFile { cpu, file: "cpufreq/scaling_governor".into() };
@@ -90,8 +90,8 @@ fn autogroup_shares(facts: &Facts, found: &mut FindingSink<'_>) {
     found
         .add(
             Severity::Note,
-            format!("{} that waits by adaptive, in a session whose threads share the weight of one", pluralize(lanes, "lane")),
-            "It gives its CPU away when it sleeps, and may have to wait until the next tick for it if others are there. Takes effect for programs that are started later.",
+            format!("{} with wait policy adaptive, in a session whose threads share the weight of one thread", pluralize(lanes, "lane")),
+            "Such a lane yields its CPU when it sleeps. If another thread runs there, the lane may have to wait for the next tick. The setting takes effect for programs that start later.",
         )
         // Desktops need it.
         .set_if_named(Change::sysctl("kernel.sched_autogroup_enabled", 0));
@@ -104,8 +104,9 @@ fn halts_at_once(facts: &Facts, found: &mut FindingSink<'_>) {
         Some("haltpoll") => {}
         Some(_) => return,
         None => {
-            return found
-                .unknown("the kernel does not tell how its CPUs idle (no /sys/devices/system/cpu/cpuidle)");
+            return found.unknown(
+                "the kernel does not report its idle governor (no /sys/devices/system/cpu/cpuidle)",
+            );
         }
     }
     match facts.cpu.halt_poll_ns {
@@ -120,7 +121,7 @@ fn halts_at_once(facts: &Facts, found: &mut FindingSink<'_>) {
                 .add(
                     Severity::Note,
                     "an idle CPU halts at once (cpuidle governor haltpoll, guest_halt_poll_ns is 0)",
-                    "A lane that sleeps is woken by way of the hypervisor; one whose CPU still looks has it in a few microseconds.",
+                    "The hypervisor has to wake a halted CPU, which takes tens of microseconds. A CPU that still polls runs the lane within a few.",
                 )
                 // It costs the host, and it is not the kernel's default, so it was set on purpose.
                 .set_if_named(Change::new(target, HALT_POLL_DEFAULT_NS));
@@ -137,7 +138,7 @@ fn idle_leaves_late(facts: &Facts, found: &mut FindingSink<'_>) {
     let cpu = &facts.cpu;
     if cpu.idle.is_empty() {
         return found.unknown(
-            "the kernel does not tell how late its CPUs leave idle states, or takes no limit (no cpuidle, no pm_qos_resume_latency_us)",
+            "the kernel does not report exit latencies of idle states, or accepts no limit (no cpuidle, no pm_qos_resume_latency_us)",
         );
     }
     // A virtual machine's table of states does not include the cost of halting.
@@ -169,17 +170,17 @@ fn idle_leaves_late(facts: &Facts, found: &mut FindingSink<'_>) {
     let Some(longest) = longest else { return };
     let late_cpus = format_cpus(&late);
     let (seen, value) = if halts {
-        let seen =
-            format!("idle CPUs {late_cpus}{whose} halt at once, and the hypervisor has to start them again");
+        let seen = format!("idle CPUs {late_cpus}{whose} halt at once, and the hypervisor has to wake them");
         (seen, "n/a".to_owned())
     } else {
-        let seen = format!("idle CPUs {late_cpus}{whose} may go into states that take {longest} µs to leave");
+        let seen =
+            format!("idle CPUs {late_cpus}{whose} may enter states with an exit latency of {longest} µs");
         (seen, EXIT_LATENCY_MAX_US.to_string())
     };
     let finding = found.add(
         severity,
         seen,
-        "A lane that sleeps there is woken so much later. To leave sooner costs power, and what shares it, all the time: it is for CPUs whose lanes have to answer early.",
+        "A lane that sleeps there wakes up later by that time. A limit costs power all the time, and leaves less of it for other cores. It pays only on CPUs whose lanes must reply early.",
     );
     for &cpu in &late {
         let target = Target::CpuFile { cpu, file: "power/pm_qos_resume_latency_us".into() };
@@ -208,10 +209,10 @@ fn smt_shared(facts: &Facts, found: &mut FindingSink<'_>) {
         .add(
             Severity::Note,
             format!("CPUs share cores: {}", groups.join("; ")),
-            "Two lanes on one core get together little more than one would alone.",
+            "Two lanes on one core do little more work than one lane alone.",
         )
         .run(format!(
-            "where latency counts, one lane for each core: --placement {} --lanes {}",
+            "if latency matters, use one lane per core: --placement {} --lanes {}",
             format_cpus(&firsts),
             firsts.len()
         ));
@@ -224,8 +225,8 @@ fn isolated_idle(facts: &Facts, found: &mut FindingSink<'_>) {
             .add(
                 Severity::Note,
                 format!("CPUs {} are isolated", format_cpus(isolated)),
-                "Nothing runs there unless it is pinned there; advice on spreading interrupts leaves them out.",
+                "Only pinned threads run on an isolated CPU. Advice on spreading interrupts omits these CPUs.",
             )
-            .run(format!("for lanes that shall have them alone: --placement {}", format_cpus(isolated)));
+            .run(format!("to give these CPUs to lanes alone: --placement {}", format_cpus(isolated)));
     }
 }

@@ -13,36 +13,36 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         id: "udp-ports-not-hashed",
         cost: 85,
-        meaning: "The device spreads UDP by addresses alone: all datagrams between two hosts come to one queue, and to one CPU.",
-        remedy: "`ethtool -N DEVICE rx-flow-hash udp4 sdfn`, and `udp6`. (Fragments then come to another queue than the rest of their flow.)",
+        meaning: "The device hashes UDP by addresses alone: all datagrams between two hosts use one queue and one CPU.",
+        remedy: "`ethtool -N DEVICE rx-flow-hash udp4 sdfn`, and `udp6`. Fragments then use another queue than the rest of their flow.",
         check: udp_ports_not_hashed,
     },
     Rule {
         id: "queues-unused",
         cost: 80,
-        meaning: "The device uses fewer receive queues than it has, and than there are CPUs.",
-        remedy: "`ethtool -L DEVICE combined N` (or `rx N`). The link is down for a moment.",
+        meaning: "The device uses fewer receive queues than it has, and fewer than there are CPUs.",
+        remedy: "`ethtool -L DEVICE combined N` (or `rx N`). This takes the link down for a moment.",
         check: queues_unused,
     },
     Rule {
         id: "interrupts-on-one-core",
         cost: 75,
-        meaning: "All receive queues of the device interrupt the same CPU, which does all receive work alone.",
+        meaning: "All receive queues of the device interrupt the same CPU, which does all receive work.",
         remedy: "Spread them: `/proc/irq/N/smp_affinity_list`, or irqbalance.",
         check: interrupts_on_one_core,
     },
     Rule {
         id: "gro-off",
         cost: 65,
-        meaning: "Generic receive offload is off: each frame goes through the stack alone, and UDP GRO merges nothing. A veth device without it runs no NAPI, and takes no frames that XDP sends to it.",
+        meaning: "Generic receive offload is off: each frame passes the stack alone, and UDP GRO merges nothing. A veth device without it runs no NAPI, and accepts no frames from XDP.",
         remedy: "`ethtool -K DEVICE gro on`.",
         check: gro_off,
     },
     Rule {
         id: "xdp-generic",
         cost: 55,
-        meaning: "An XDP program is attached behind the driver, though the driver could run it: each frame is copied into an skb first.",
-        remedy: "Attach it in driver mode; `manylane` does so unless `--xdp-generic` is given.",
+        meaning: "An XDP program is attached in generic mode, though the driver supports native mode: each frame is copied into an skb first.",
+        remedy: "Attach it in native mode; `manylane` does so unless `--xdp-generic` is given.",
         check: xdp_generic,
     },
     Rule {
@@ -55,50 +55,50 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         id: "interrupts-far",
         cost: 35,
-        meaning: "Queues of the device interrupt CPUs of another NUMA node than the device is at: each frame crosses between nodes.",
+        meaning: "Queues of the device interrupt CPUs of another NUMA node than the device's: each frame crosses nodes.",
         remedy: "`/proc/irq/N/smp_affinity_list` with CPUs of the device's node.",
         check: interrupts_far,
     },
     Rule {
         id: "rfs-half-set",
         cost: 30,
-        meaning: "Receive flow steering has only one of the two settings that it needs, and does nothing.",
+        meaning: "Receive flow steering has only one of its two settings, and has no effect.",
         remedy: "`net.core.rps_sock_flow_entries`, and `/sys/class/net/DEVICE/queues/rx-N/rps_flow_cnt`.",
         check: rfs_half_set,
     },
     Rule {
         id: "irqbalance-moves",
         cost: 24,
-        meaning: "irqbalance moves the interrupts of a device with several queues between CPUs, away from lanes that were placed beside them.",
-        remedy: "Stop irqbalance where lanes are pinned, or ban these interrupts (`--banirq`).",
+        meaning: "irqbalance moves the interrupts of a device with several queues away from the CPUs of pinned lanes.",
+        remedy: "Stop irqbalance if lanes are pinned, or ban these interrupts (`--banirq`).",
         check: irqbalance_moves,
     },
     Rule {
         id: "no-native-xdp",
         cost: 19,
-        meaning: "The driver runs no XDP programs, or none that redirect: engine `xdp` works behind the driver at best, and gains less.",
-        remedy: "Nothing on this device: engine `mmsg`, or another device.",
+        meaning: "The driver runs no XDP programs, or none that redirect: engine `xdp` works in generic mode at best, and gains less.",
+        remedy: "Nothing on this device. Use engine `mmsg`, or another device.",
         check: no_native_xdp,
     },
     Rule {
         id: "coalescing-long",
         cost: 16,
-        meaning: "Interrupts wait long for more frames: throughput gains, every answer pays.",
-        remedy: "`ethtool -C DEVICE adaptive-rx on`, or fewer `rx-usecs`.",
+        meaning: "The device delays interrupts for long: this gains throughput and delays every reply.",
+        remedy: "`ethtool -C DEVICE adaptive-rx on`, or a lower `rx-usecs`.",
         check: coalescing_long,
     },
     Rule {
         id: "coalescing-off",
         cost: 15,
         meaning: "The device interrupts for each frame.",
-        remedy: "`ethtool -C DEVICE adaptive-rx on`, or some `rx-usecs`.",
+        remedy: "`ethtool -C DEVICE adaptive-rx on`, or an `rx-usecs` above 0.",
         check: coalescing_off,
     },
     Rule {
         id: "threaded-napi",
         cost: 12,
-        meaning: "Receive work of the device runs in kernel threads, which the scheduler treats as any others.",
-        remedy: "Pin the threads `napi/DEVICE-N` (taskset), and mind their priority (chrt); or turn it off: `/sys/class/net/DEVICE/threaded`.",
+        meaning: "Receive work of the device runs in ordinary kernel threads.",
+        remedy: "Pin the threads `napi/DEVICE-N` (taskset) and set their priority (chrt), or turn it off: `/sys/class/net/DEVICE/threaded`.",
         check: threaded_napi,
     },
     Rule {
@@ -125,7 +125,8 @@ fn udp_ports_not_hashed(facts: &Facts, found: &mut FindingSink<'_>) {
         if hashes.iter().all(|(fields, ..)| fields.is_none()) {
             // Veth has no hash of its own. The kernel's includes the ports.
             if device.kind.is_none() {
-                found.unknown(format!("the driver of {} does not tell what it hashes", device.name));
+                found
+                    .unknown(format!("the driver of {} does not report which fields it hashes", device.name));
             }
             continue;
         }
@@ -140,8 +141,8 @@ fn udp_ports_not_hashed(facts: &Facts, found: &mut FindingSink<'_>) {
         let families: Vec<_> = lacking.iter().map(|(_, family, _)| *family).collect();
         let finding = found.add(
             Severity::Wrong,
-            format!("{} picks the queue of UDP over {} without looking at ports", device.name, families.join(" and ")),
-            "All datagrams between two hosts come to the same queue, and so to the same CPU, however many there are.",
+            format!("{} does not hash the ports of UDP over {}", device.name, families.join(" and ")),
+            "All datagrams between two hosts arrive on one queue, so one CPU receives all of them.",
         );
         finding.subject(&device.name);
         for (fields, _, target) in lacking {
@@ -167,8 +168,11 @@ fn queues_unused(facts: &Facts, found: &mut FindingSink<'_>) {
             found
                 .add(
                     if is_veth { Severity::Note } else { Severity::Wrong },
-                    format!("{} uses {now} of {most} receive queues; {cpus} CPUs could work", device.name),
-                    "Each queue has its own interrupt and CPU: fewer queues, fewer CPUs that receive.",
+                    format!(
+                        "{} uses {now} of {most} receive queues, and {cpus} CPUs are available",
+                        device.name
+                    ),
+                    format!("Each queue has its own interrupt: at most {now} CPUs do the receive work."),
                 )
                 .subject(&device.name)
                 .set(Change::new(target, want));
@@ -189,7 +193,8 @@ fn interrupts_on_one_core(facts: &Facts, found: &mut FindingSink<'_>) {
     let cpus = usable_cpus(facts);
     for device in rx_devices(facts).filter(|device| device.irqs.len() > 1) {
         let Some(interrupted) = irq_cpus(device) else {
-            found.unknown(format!("/proc/irq does not tell where the interrupts of {} go", device.name));
+            found
+                .unknown(format!("/proc/irq does not show which CPUs get the interrupts of {}", device.name));
             continue;
         };
         let is_one = interrupted.iter().all(|cpu| *cpu == interrupted[0]);
@@ -205,7 +210,7 @@ fn interrupts_on_one_core(facts: &Facts, found: &mut FindingSink<'_>) {
                 device.name,
                 interrupted[0]
             ),
-            "One CPU does all receive work of the device while the others wait for it.",
+            "One CPU does all receive work of the device, and limits its rate.",
         );
         finding.subject(&device.name);
         for (irq, cpu) in device.irqs.iter().zip(near.iter().cycle()) {
@@ -243,7 +248,7 @@ fn interrupts_far(facts: &Facts, found: &mut FindingSink<'_>) {
                 device.irqs.len(),
                 device.name
             ),
-            "Each frame, and each descriptor of a ring, crosses between nodes.",
+            "Each frame and each ring descriptor crosses nodes.",
         );
         finding.subject(&device.name);
         for (irq, cpu) in far.iter().zip(near.iter().cycle()) {
@@ -256,9 +261,9 @@ fn gro_off(facts: &Facts, found: &mut FindingSink<'_>) {
     for device in rx_devices(facts).filter(|device| device.gro == Some(false)) {
         let is_veth = device.kind.as_deref() == Some("veth");
         let why = if is_veth {
-            "A veth device without GRO runs no NAPI: it takes no frames that XDP sends to it, and its frames are not merged by GRO."
+            "A veth device without GRO runs no NAPI: it accepts no frames from XDP, and GRO does not merge its frames."
         } else {
-            "Each frame goes through the stack alone, and sockets with UDP GRO get one datagram per message."
+            "Each frame passes the stack alone, and sockets with UDP GRO get one datagram per message."
         };
         let severity = if is_veth { Severity::Note } else { Severity::Wrong };
         let target = Target::Feature { device: device.name.clone(), name: "rx-gro".into() };
@@ -276,15 +281,15 @@ fn xdp_generic(facts: &Facts, found: &mut FindingSink<'_>) {
                 found
                     .add(
                         Severity::Wrong,
-                        format!("an XDP program runs behind the driver of {}, which could run it itself", device.name),
-                        "In generic mode each frame becomes an skb first: most of what XDP saves is spent.",
+                        format!("an XDP program is attached to {} in generic mode, though the driver supports native mode", device.name),
+                        "In generic mode the kernel copies each frame into an skb first, which costs most of what XDP saves.",
                     )
                     .subject(&device.name)
-                    .run(format!("attach it in driver mode (without --xdp-generic); ip link set dev {} xdpgeneric off takes a program off", device.name));
+                    .run(format!("attach it in native mode (without --xdp-generic); to detach it: ip link set dev {} xdpgeneric off", device.name));
             }
             Some(_) => {}
             None => found.unknown(format!(
-                "whether the driver of {} could run XDP programs is not told (Linux 6.3)",
+                "the kernel does not report whether the driver of {} runs XDP programs (needs Linux 6.3)",
                 device.name
             )),
         }
@@ -303,8 +308,8 @@ fn one_queue(facts: &Facts, found: &mut FindingSink<'_>) {
             continue;
         }
         let Some(rps) = &device.rps else {
-            let why = facts.gaps.get("sysfs").map_or("its queues are not in /sys", String::as_str);
-            found.unknown(format!("whether RPS spreads what comes to {} cannot be seen: {why}", device.name));
+            let why = facts.gaps.get("sysfs").map_or("/sys does not show its queues", String::as_str);
+            found.unknown(format!("cannot see if RPS spreads the frames of {}: {why}", device.name));
             continue;
         };
         if rps.iter().all(Vec::is_empty) {
@@ -316,7 +321,7 @@ fn one_queue(facts: &Facts, found: &mut FindingSink<'_>) {
                 .add(
                     severity,
                     format!("{} has one receive queue, and RPS is off", device.name),
-                    format!("One CPU does all receive work up to the sockets; {} more could share it, at the price of an interrupt between CPUs.", cpus.len() - 1),
+                    format!("One CPU does all receive work up to the sockets. RPS shares it with {} more, and costs an interrupt between CPUs.", cpus.len() - 1),
                 )
                 .subject(&device.name)
                 .set(Change::new(target, format_cpu_mask(&cpus)));
@@ -340,7 +345,7 @@ fn rfs_half_set(facts: &Facts, found: &mut FindingSink<'_>) {
                         "{} has tables for receive flow steering, but net.core.rps_sock_flow_entries is 0",
                         device.name
                     ),
-                    "Without the table of all flows, nothing is steered.",
+                    "Without the global flow table, the kernel steers nothing.",
                 )
                 .subject(&device.name)
                 .set(Change::sysctl("net.core.rps_sock_flow_entries", 32768));
@@ -349,7 +354,7 @@ fn rfs_half_set(facts: &Facts, found: &mut FindingSink<'_>) {
         let finding = found.add(
             Severity::Wrong,
             format!("net.core.rps_sock_flow_entries is {entries}, but no receive queue has a flow table"),
-            "Each datagram pays for the table of all flows, and nothing is steered.",
+            "Each datagram updates the global flow table, but the kernel steers nothing.",
         );
         for (device, counts) in counts() {
             for queue in 0..counts.len() {
@@ -369,10 +374,10 @@ fn irqbalance_moves(facts: &Facts, found: &mut FindingSink<'_>) {
             .add(
                 Severity::Note,
                 format!("irqbalance (process {pid}) moves the interrupts of {}", device.name),
-                "Lanes that are pinned beside their queue lose their place when the interrupt goes to another CPU.",
+                "A pinned lane runs on its queue's CPU. When irqbalance moves the interrupt, each frame crosses CPUs.",
             )
             .subject(&device.name)
-            .run(format!("where lanes are pinned: systemctl stop irqbalance, or --banirq for each of {}", format_cpus(&irqs)));
+            .run(format!("if lanes are pinned: systemctl stop irqbalance, or --banirq for each of {}", format_cpus(&irqs)));
     }
 }
 
@@ -385,13 +390,15 @@ fn no_native_xdp(facts: &Facts, found: &mut FindingSink<'_>) {
                     .add(
                         Severity::Note,
                         format!("the driver of {} runs no XDP programs that redirect", device.name),
-                        "Engine xdp needs them; behind the driver (--xdp-generic) it gains less.",
+                        "Engine xdp needs them. In generic mode (--xdp-generic) it gains less.",
                     )
                     .subject(&device.name)
-                    .run("nothing on this device: engine mmsg is the fastest here. (Virtio devices run them if the host gives them enough queues: two for each CPU, and no LRO.)");
+                    .run("nothing on this device: engine mmsg is the fastest here (a virtio device runs them if the host gives it two queues per CPU and turns off LRO)");
             }
-            None => found
-                .unknown(format!("what the driver of {} does with XDP is not told (Linux 6.3)", device.name)),
+            None => found.unknown(format!(
+                "the kernel does not report the XDP features of the driver of {} (needs Linux 6.3)",
+                device.name
+            )),
         }
     }
 }
@@ -401,7 +408,7 @@ fn no_zero_copy(facts: &Facts, found: &mut FindingSink<'_>) {
     for device in rx_devices(facts).filter(|device| device.kind.is_none()) {
         let Some(features) = device.xdp_features else {
             found.unknown(format!(
-                "what the driver of {} does with AF_XDP is not told (Linux 6.3)",
+                "the kernel does not report the AF_XDP features of the driver of {} (needs Linux 6.3)",
                 device.name
             ));
             continue;
@@ -411,7 +418,7 @@ fn no_zero_copy(facts: &Facts, found: &mut FindingSink<'_>) {
                 .add(
                     Severity::Note,
                     format!("the driver of {} copies each frame for AF_XDP", device.name),
-                    "Engine xdp works, at the price of a copy for each frame.",
+                    "Engine xdp works, but costs a copy per frame.",
                 )
                 .subject(&device.name)
                 .run("nothing on this device");
@@ -426,8 +433,8 @@ fn coalescing_long(facts: &Facts, found: &mut FindingSink<'_>) {
             found
                 .add(
                     Severity::Note,
-                    format!("interrupts of {} wait for {usecs} µs", device.name),
-                    "Every datagram that comes alone, and so every answer, may be late by that.",
+                    format!("{} delays interrupts by {usecs} µs", device.name),
+                    "A datagram that arrives alone waits that long, and so does its reply.",
                 )
                 .subject(&device.name)
                 .run(format!("ethtool -C {} adaptive-rx on, or rx-usecs 50", device.name));
@@ -449,7 +456,7 @@ fn coalescing_off(facts: &Facts, found: &mut FindingSink<'_>) {
                 .add(
                     Severity::Note,
                     format!("{} interrupts for each frame", device.name),
-                    "The best latency while little comes; under load, time goes into interrupts instead of datagrams.",
+                    "This gives the lowest latency at low rates. Under load, interrupts take the time that datagrams need.",
                 )
                 .subject(&device.name)
                 .run(format!("ethtool -C {} adaptive-rx on, or rx-usecs 20", device.name));
@@ -463,9 +470,9 @@ fn threaded_napi(facts: &Facts, found: &mut FindingSink<'_>) {
             .add(
                 Severity::Note,
                 format!("receive work of {} runs in kernel threads (threaded NAPI)", device.name),
-                "User programs are not starved by it; but where they are many, receive work waits for its turn like them.",
+                "Receive work then competes with other threads: it cannot starve them, but on a busy CPU it is late.",
             )
             .subject(&device.name)
-            .run(format!("pin the threads napi/{}-… (taskset) and mind their priority (chrt)", device.name));
+            .run(format!("pin the threads napi/{}-… (taskset) and set their priority (chrt)", device.name));
     }
 }

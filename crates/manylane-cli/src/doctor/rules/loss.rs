@@ -11,71 +11,71 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         id: "socket-drops",
         cost: 100,
-        meaning: "A socket lost datagrams: its receive buffer was full, because the program was late.",
-        remedy: "A larger receive buffer for short pauses (`net.core.rmem_default`, or `net.core.rmem_max` and the program's own setting); more lanes where the program cannot keep up at all: `manylane run`.",
+        meaning: "A socket lost datagrams: its receive buffer was full.",
+        remedy: "A larger receive buffer for short pauses (`net.core.rmem_default`, or `net.core.rmem_max` and the program's own setting). If the program cannot keep up, more lanes: `manylane run`.",
         check: socket_drops,
     },
     Rule {
         id: "receive-buffer-full",
         cost: 95,
-        meaning: "Datagrams were lost for want of receive buffer at sockets that are closed meanwhile, or that cannot be seen.",
-        remedy: "As for `socket-drops`. `manylane doctor --duration 10s` while it happens names the socket.",
+        meaning: "Receive buffers overflowed at sockets that are closed now, or that this user cannot see.",
+        remedy: "As for `socket-drops`. `manylane doctor --duration 10s` during the loss names the socket.",
         check: receive_buffer_full,
     },
     Rule {
         id: "udp-memory-full",
         cost: 94,
-        meaning: "Datagrams were lost because all UDP sockets together have as much memory as they may.",
+        meaning: "Datagrams were lost because all UDP sockets together reached their memory limit.",
         remedy: "`sysctl -w net.ipv4.udp_mem=\"MIN PRESSURE MAX\"` (pages), or smaller buffers for fewer sockets.",
         check: udp_memory_full,
     },
     Rule {
         id: "device-ring-full",
         cost: 92,
-        meaning: "The device lost frames: no descriptor was free in a receive ring, because the CPU was late.",
-        remedy: "Longer rings (`ethtool -G`), more queues (`ethtool -L`), their interrupts on different CPUs.",
+        meaning: "The device lost frames: a receive ring had no free descriptor, because the CPU was late.",
+        remedy: "Longer rings (`ethtool -G`), more queues (`ethtool -L`), interrupts on different CPUs.",
         check: device_ring_full,
     },
     Rule {
         id: "backlog-full",
         cost: 90,
-        meaning: "A CPU's backlog was full. What comes by RPS, over loopback, or from a device without NAPI waits there.",
+        meaning: "A CPU's backlog was full. Frames from RPS, loopback and devices without NAPI wait there.",
         remedy: "`net.core.netdev_max_backlog`; RPS to more CPUs.",
         check: backlog_full,
     },
     Rule {
         id: "checksum-errors",
         cost: 60,
-        meaning: "Datagrams came with a wrong checksum and were dropped.",
-        remedy: "Look for the device, cable or sender that breaks them: `ethtool -S DEVICE`.",
+        meaning: "Datagrams with a wrong checksum were dropped.",
+        remedy: "Find the device, cable or sender that corrupts them: `ethtool -S DEVICE`.",
         check: checksum_errors,
     },
     Rule {
         id: "frames-broken",
         cost: 59,
-        meaning: "The device received frames with a wrong check sequence: a cable, a transceiver or a port is bad.",
+        meaning: "The device received frames with a wrong check sequence: a cable, transceiver or port is faulty.",
         remedy: "Replace the cable or the transceiver; `ethtool -S DEVICE` has more counters.",
         check: frames_broken,
     },
     Rule {
         id: "softirq-squeezed",
         cost: 50,
-        meaning: "A CPU's receive work ended with frames left, because its budget or its time was up. They wait, and rings fill meanwhile.",
+        meaning: "A CPU's receive work ended with frames left, because its budget or time was used up. They wait, and rings fill.",
         remedy: "`net.core.netdev_budget`, `net.core.netdev_budget_usecs`; spread the work over more CPUs.",
         check: softirq_squeezed,
     },
     Rule {
         id: "refused-at-sockets",
         cost: 21,
-        meaning: "Datagrams were dropped at sockets for another reason than room, memory or checksum: a filter of the socket (`SO_ATTACH_FILTER`, `SO_ATTACH_BPF`), a policy of IPsec.",
-        remedy: "Nothing, if the program wants it so; else `perf trace -e skb:kfree_skb` tells the reason and the place of each one while it happens.",
+        meaning: "Sockets dropped datagrams for another reason than room, memory or checksum: a socket filter (`SO_ATTACH_FILTER`, `SO_ATTACH_BPF`) or an IPsec policy.",
+        remedy: "Nothing, if the program intends it. Otherwise `perf trace -e skb:kfree_skb` shows reason and place of each drop.",
         check: refused_at_sockets,
     },
     Rule {
         id: "device-dropped",
         cost: 20,
-        meaning: "Frames were dropped behind the device. Frames that nobody wants are counted here too (unknown protocols, other VLANs), so it need not be a loss.",
-        remedy: "`dropwatch` or `perf trace -e skb:kfree_skb` tells the reason of each one while it happens.",
+        meaning: "Frames were dropped behind the device. This includes frames that no protocol handles (unknown protocols, other VLANs), so it need not be a loss.",
+        remedy: "`dropwatch` or `perf trace -e skb:kfree_skb` shows the reason of each drop.",
         check: device_dropped,
     },
 ];
@@ -87,9 +87,9 @@ fn socket_drops(facts: &Facts, found: &mut FindingSink<'_>) {
     for socket in facts.sockets.iter().filter(|socket| socket.drops > 0) {
         let owners: Vec<_> = facts.owners(socket.inode).collect();
         let who = match owners.as_slice() {
-            [] => "a process that cannot be seen".into(),
+            [] => "a process that this user cannot see".into(),
             [one] => format!("process {} ({})", one.pid, one.name),
-            [one, ..] => format!("{} processes, among them {} ({})", owners.len(), one.pid, one.name),
+            [one, ..] => format!("{} processes, including {} ({})", owners.len(), one.pid, one.name),
         };
         let since =
             if facts.watched.is_some() { facts.describe_period() } else { "since it was opened".into() };
@@ -98,18 +98,19 @@ fn socket_drops(facts: &Facts, found: &mut FindingSink<'_>) {
         let finding = found.add(
             Severity::Loss,
             format!("UDP socket {} of {who} lost {lost} {since}{buffer}", socket.local),
-            "Its receive buffer was full when they came: the program took datagrams too late or too slowly. (Datagrams with a wrong checksum, or that a filter of the socket refuses, are counted here too.)",
+            "Its receive buffer was full: the program received too late or too slowly. The kernel also counts datagrams here that have a wrong checksum, or that the socket's filter refuses.",
         );
         finding.subject(socket.local.to_string()).lost(socket.drops);
         if let Some(change) = buffer_change(facts, socket) {
-            finding.set(change).run("then restart the program: a socket gets its size when it is opened");
+            finding
+                .set(change)
+                .run("then restart the program: a socket gets its buffer size when it is opened");
         } else {
-            finding.run(
-                "have the program ask for a larger receive buffer (SO_RCVBUF), if it has a setting for it",
-            );
+            finding
+                .run("make the program set a larger receive buffer (SO_RCVBUF), if it has a setting for it");
         }
         if owners.iter().any(|owner| owner.beyond.is_none() && !owner.on_lanes) {
-            finding.run("more threads on lanes of their own: start it by 'manylane run -- PROGRAM'");
+            finding.run("give each receiving thread a lane: start it with 'manylane run -- PROGRAM'");
         }
     }
 }
@@ -148,15 +149,18 @@ fn receive_buffer_full(facts: &Facts, found: &mut FindingSink<'_>) {
     if rest == 0 {
         return;
     }
-    let also =
-        if named > 0 { format!(", beside the {named} of sockets that are open now") } else { String::new() };
+    let also = if named > 0 {
+        format!(", in addition to {named} at sockets that are open now")
+    } else {
+        String::new()
+    };
     let finding = found.add(
         Severity::Loss,
-        format!("{} lost for want of receive buffer {}{also}", pluralize(rest, "datagram"), facts.describe_period()),
-        "The sockets are closed meanwhile, or cannot be seen: RcvbufErrors of this network namespace counts them.",
+        format!("{} lost because a receive buffer was full, {}{also}", pluralize(rest, "datagram"), facts.describe_period()),
+        "The sockets are closed now, or this user cannot see them. RcvbufErrors of this network namespace counts these losses.",
     );
     finding.lost(rest).raise(facts, "net.core.rmem_default", 4 * MIB);
-    finding.run("to see which socket it is: manylane doctor --duration 10s, while it happens");
+    finding.run("to find the socket, during the loss: manylane doctor --duration 10s");
 }
 
 fn udp_memory_full(facts: &Facts, found: &mut FindingSink<'_>) {
@@ -165,11 +169,11 @@ fn udp_memory_full(facts: &Facts, found: &mut FindingSink<'_>) {
         found
             .add(
                 Severity::Loss,
-                format!("{} lost {} for want of memory for UDP", pluralize(lost, "datagram"), facts.describe_period()),
-                "All UDP sockets together had as much memory as net.ipv4.udp_mem allows.",
+                format!("{} lost {} because UDP was out of memory", pluralize(lost, "datagram"), facts.describe_period()),
+                "All UDP sockets together had reached the limit of net.ipv4.udp_mem.",
             )
             .lost(lost)
-            .run("sysctl net.ipv4.udp_mem, then sysctl -w net.ipv4.udp_mem=\"MIN PRESSURE MAX\" with larger numbers, in pages");
+            .run("sysctl net.ipv4.udp_mem, then sysctl -w net.ipv4.udp_mem=\"MIN PRESSURE MAX\" with larger values, in pages");
     }
 }
 
@@ -181,8 +185,8 @@ fn device_ring_full(facts: &Facts, found: &mut FindingSink<'_>) {
         let lost = device.counters.rx_overruns();
         let finding = found.add(
             Severity::Loss,
-            format!("{} lost {} {}: no room in a receive ring", device.name, pluralize(lost, "frame"), facts.describe_period()),
-            "The CPU of a queue did not take frames in time; what comes then is lost before the kernel sees it.",
+            format!("{} lost {} {}: a receive ring was full", device.name, pluralize(lost, "frame"), facts.describe_period()),
+            "The CPU of a queue did not refill its ring in time. The device drops frames that arrive then, before the kernel sees them.",
         );
         finding.subject(&device.name).lost(lost);
         match device.ring {
@@ -191,7 +195,7 @@ fn device_ring_full(facts: &Facts, found: &mut FindingSink<'_>) {
                 finding.set(Change::new(target, ring.rx_max));
             }
             _ => {
-                finding.run("its rings are as long as they can be, or it does not tell: spread its queues over more CPUs");
+                finding.run("its rings have their maximum length, or the driver does not report it: spread its queues over more CPUs");
             }
         }
     }
@@ -214,7 +218,7 @@ fn backlog_full(facts: &Facts, found: &mut FindingSink<'_>) {
                     facts.describe_period(),
                     super::format_cpus(&cpus)
                 ),
-                "What RPS hands to another CPU, and what comes over loopback, waits in a backlog of limited length.",
+                "Frames from RPS and loopback wait in a CPU's backlog, whose length is limited.",
             )
             .lost(dropped)
             .raise(facts, "net.core.netdev_max_backlog", 16384);
@@ -228,10 +232,10 @@ fn checksum_errors(facts: &Facts, found: &mut FindingSink<'_>) {
             .add(
                 Severity::Loss,
                 format!("{} with a wrong checksum {}", pluralize(lost, "datagram"), facts.describe_period()),
-                "Something between the sender and this machine breaks datagrams, or a sender makes them wrong.",
+                "A device or cable on the path corrupts datagrams, or the sender computes the checksum wrongly.",
             )
             .lost(lost)
-            .run("ethtool -S DEVICE, for errors of the link; manylane capture or tcpdump -v, for the sender");
+            .run("for link errors, ethtool -S DEVICE; to find the sender, manylane capture or tcpdump -v");
     }
 }
 
@@ -250,7 +254,7 @@ fn frames_broken(facts: &Facts, found: &mut FindingSink<'_>) {
                     pluralize(lost, "frame"),
                     facts.describe_period()
                 ),
-                "Frames break on the wire: a cable, a transceiver or a port is bad.",
+                "Frames are corrupted on the wire: a cable, transceiver or port is faulty.",
             )
             .subject(&device.name)
             .lost(lost)
@@ -275,11 +279,11 @@ fn softirq_squeezed(facts: &Facts, found: &mut FindingSink<'_>) {
         .add(
             severity,
             format!(
-                "receive work was cut short {squeezed} times while {} came, {} (the whole machine)",
+                "receive work ended early {squeezed} times while it processed {}, {} (the whole machine)",
                 pluralize(processed, "frame"),
                 facts.describe_period()
             ),
-            "A CPU may take so many frames at a time (net.core.netdev_budget), for so long (netdev_budget_usecs); then frames wait, and rings and latency grow.",
+            "A round of receive work is limited in frames (net.core.netdev_budget) and in time (netdev_budget_usecs). The remaining frames wait, rings fill, and latency grows.",
         )
         .raise(facts, "net.core.netdev_budget", 1200)
         .raise(facts, "net.core.netdev_budget_usecs", 8000);
@@ -293,11 +297,15 @@ fn refused_at_sockets(facts: &Facts, found: &mut FindingSink<'_>) {
         found
             .add(
                 Severity::Note,
-                format!("{} refused at sockets {}, not for want of room", pluralize(refused, "datagram"), facts.describe_period()),
-                "A filter that a program has put on its socket, or a policy of IPsec, drops them: InErrors of UDP counts them.",
+                format!(
+                    "{} refused at sockets {}, though there was room",
+                    pluralize(refused, "datagram"),
+                    facts.describe_period()
+                ),
+                "A program's socket filter or an IPsec policy drops them. InErrors of UDP counts them.",
             )
             .lost(refused)
-            .run("perf trace -e skb:kfree_skb, while it happens: the reason of each one (SOCKET_FILTER, XFRM_POLICY)");
+            .run("for the reason of each drop (SOCKET_FILTER, XFRM_POLICY): perf trace -e skb:kfree_skb");
     }
 }
 
@@ -311,9 +319,9 @@ fn device_dropped(facts: &Facts, found: &mut FindingSink<'_>) {
             .add(
                 Severity::Note,
                 format!("{} dropped {} behind the device {}", device.name, pluralize(dropped, "frame"), facts.describe_period()),
-                "Frames of protocols and VLANs that nobody here wants are counted so, but also some that were lost.",
+                "This counts frames of protocols and VLANs that this machine does not use, but also frames that were lost.",
             )
             .subject(&device.name)
-            .run("perf trace -e skb:kfree_skb, or dropwatch: the reason of each one");
+            .run("for the reason of each drop: perf trace -e skb:kfree_skb, or dropwatch");
     }
 }

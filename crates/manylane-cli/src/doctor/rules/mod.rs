@@ -113,9 +113,9 @@ impl Finding {
     /// read it.
     fn raise(&mut self, facts: &Facts, name: &str, value: u64) -> &mut Self {
         match facts.sysctl(name) {
-            Some(now) if now >= value => {
-                self.run(format!("{name} is {now} already: run 'manylane doctor --duration 10s' to see whether it is still too little"))
-            }
+            Some(now) if now >= value => self.run(format!(
+                "{name} is {now} already; to see if that is still too little: manylane doctor --duration 10s"
+            )),
             Some(_) => self.set(Change::sysctl(name, value)),
             None => self.run(format!(
                 "in the initial network namespace (it is not visible in this one): sysctl -w {name}={value}"

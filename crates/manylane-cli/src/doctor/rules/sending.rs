@@ -9,8 +9,8 @@ use super::{FindingSink, Rule, rx_devices, usable_cpus};
 pub(super) const RULES: &[Rule] = &[Rule {
     id: "xps-off",
     cost: 14,
-    meaning: "The device has several send queues, and no CPU has one of its own (XPS): which queue a datagram leaves by is picked by a hash of its flow, and CPUs meet at the lock of one queue.",
-    remedy: "`/sys/class/net/DEVICE/queues/tx-N/xps_cpus`: each queue for CPUs of its own.",
+    meaning: "The device has several send queues, but no CPU has one of its own (XPS): a hash of the flow selects the queue, and CPUs contend for its lock.",
+    remedy: "`/sys/class/net/DEVICE/queues/tx-N/xps_cpus`: separate CPUs for each queue.",
     check: xps_off,
 }];
 
@@ -24,10 +24,7 @@ fn xps_off(facts: &Facts, found: &mut FindingSink<'_>) {
         let Some(xps) = &device.xps else {
             // Without several send queues, the kernel has no such file.
             if let Some(why) = facts.gaps.get("sysfs") {
-                found.unknown(format!(
-                    "which CPUs send by which queue of {} cannot be seen: {why}",
-                    device.name
-                ));
+                found.unknown(format!("cannot see which send queue of {} each CPU uses: {why}", device.name));
             }
             continue;
         };
@@ -38,7 +35,7 @@ fn xps_off(facts: &Facts, found: &mut FindingSink<'_>) {
             .add(
                 Severity::Note,
                 format!("{} has {} send queues, and XPS is off", device.name, xps.len()),
-                "A lane's replies may leave by the queue that another lane uses at the same time; both wait for its lock.",
+                "Two lanes may send through one queue at the same time, and then contend for its lock.",
             )
             .subject(&device.name);
         for queue in 0..xps.len() {

@@ -8,15 +8,15 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         id: "socket-shared",
         cost: 78,
-        meaning: "Several threads or processes wait on one socket: each datagram is fought for, and one queue serves all of them.",
-        remedy: "`manylane run -- PROGRAM`: a lane for each of them; or `SO_REUSEPORT`, if the program has a setting for it.",
+        meaning: "Several threads or processes wait on one socket, and contend for its queue.",
+        remedy: "`manylane run -- PROGRAM` gives each a lane. Or `SO_REUSEPORT`, if the program has a setting for it.",
         check: socket_shared,
     },
     Rule {
         id: "beyond-reach",
         cost: 3,
-        meaning: "`manylane run` cannot give this program lanes: it is static, makes its system calls itself, or is privileged by its file.",
-        remedy: "A build of it that is linked dynamically; its own setting for `SO_REUSEPORT`; the library.",
+        meaning: "`manylane run` cannot give this program lanes: it is static, makes system calls itself, or its file is privileged.",
+        remedy: "A dynamically linked build, its own setting for `SO_REUSEPORT`, or the library.",
         check: beyond_reach,
     },
 ];
@@ -39,7 +39,7 @@ fn socket_shared(facts: &Facts, found: &mut FindingSink<'_>) {
         let Some(first) = owners.first() else { continue };
         let processes = pluralize(owners.len() as u64, "process").replace("processs", "processes");
         let (severity, who) = if waiting > 1 {
-            (Severity::Wrong, format!("{waiting} threads of {processes} wait on it just now"))
+            (Severity::Wrong, format!("{waiting} threads of {processes} wait on it now"))
         } else {
             // Few or no threads wait: the others are busy, or do not receive.
             (Severity::Note, format!("{processes} with {threads} threads have it open"))
@@ -47,15 +47,18 @@ fn socket_shared(facts: &Facts, found: &mut FindingSink<'_>) {
         let finding = found.add(
             severity,
             format!("UDP socket {} ({}) is shared: {who}", socket.local, first.name),
-            "One queue and one lock serve all of them: each datagram wakes one of them up, and the more there are, the more each costs.",
+            "All of them share one queue and its lock. Each datagram wakes one of them, and costs more the more there are.",
         );
         finding.subject(socket.local.to_string());
         match &first.beyond {
             None if waiting > 1 => finding.run(format!(
-                "start {} by 'manylane run -- {} …': each of the {waiting} threads gets a lane, a queue of its own",
+                "start {} with 'manylane run -- {} …': each of the {waiting} threads gets a lane",
                 first.name, first.name
             )),
-            None => finding.run(format!("start {} by 'manylane run -- {} …': each thread that receives gets a lane", first.name, first.name)),
+            None => finding.run(format!(
+                "start {} with 'manylane run -- {} …': each thread that receives gets a lane",
+                first.name, first.name
+            )),
             Some(why) => finding.run(format!("manylane run cannot help: {why}")),
         };
     }
@@ -71,11 +74,11 @@ fn beyond_reach(facts: &Facts, found: &mut FindingSink<'_>) {
             found
                 .add(
                     Severity::Note,
-                    format!("'manylane run' would not change process {} ({}): {why}", program.pid, program.name),
-                    "Lanes come by a library that is loaded into the program.",
+                    format!("'manylane run' cannot give process {} ({}) lanes: {why}", program.pid, program.name),
+                    "Lanes need a library that the dynamic linker loads into the program.",
                 )
                 .subject(program.name.clone())
-                .run("a build of it that is linked dynamically; its own setting for SO_REUSEPORT; the library, in its source");
+                .run("a dynamically linked build of it; its own setting for SO_REUSEPORT; or the library, in its source");
         }
     }
 }

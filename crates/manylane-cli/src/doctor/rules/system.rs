@@ -9,57 +9,57 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         id: "jit-off",
         cost: 70,
-        meaning: "eBPF programs are interpreted: steering and XDP cost many times what they should.",
+        meaning: "eBPF programs are interpreted: steering and XDP cost several times as much.",
         remedy: "`sysctl -w net.core.bpf_jit_enable=1`.",
         check: jit_off,
     },
     Rule {
         id: "rmem-max-small",
         cost: 58,
-        meaning: "Programs get small receive buffers whatever they ask for: a pause of some milliseconds loses datagrams.",
+        meaning: "Receive buffers are limited to a small size: a pause of some milliseconds loses datagrams.",
         remedy: "`sysctl -w net.core.rmem_max=16777216`.",
         check: rmem_max_small,
     },
     Rule {
         id: "ebpf-refused",
         cost: 22,
-        meaning: "Steering by eBPF is not available here: classic BPF does what it can (`flow`, `cpu`, `random`), the rest is refused.",
-        remedy: "As root, or with `CAP_BPF` (and `CAP_NET_ADMIN` for engine `xdp`).",
+        meaning: "Steering by eBPF is not available. Classic BPF supports `flow`, `cpu` and `random`; other policies are refused.",
+        remedy: "Run as root, or with `CAP_BPF` (and `CAP_NET_ADMIN` for engine `xdp`).",
         check: ebpf_refused,
     },
     Rule {
         id: "busy-poll-for-all",
         cost: 18,
-        meaning: "Every program that waits by `poll`, `select` or `epoll` spins for a while first, or every socket that reads does.",
-        remedy: "`sysctl -w net.core.busy_poll=0 net.core.busy_read=0`; ask for it where it pays: `--wait busy-poll`.",
+        meaning: "Every `poll`, `select` and `epoll_wait`, or every read of a socket, busy-polls first.",
+        remedy: "`sysctl -w net.core.busy_poll=0 net.core.busy_read=0`; use `--wait busy-poll` where it pays.",
         check: busy_poll_for_all,
     },
     Rule {
         id: "memlock-small",
         cost: 9,
-        meaning: "A process may lock little memory: the frames of engine `xdp`, and before Linux 5.11 eBPF maps, count against it.",
+        meaning: "The limit of locked memory is low. It includes the frames of engine `xdp`, and eBPF maps before Linux 5.11.",
         remedy: "`ulimit -l unlimited`, `LimitMEMLOCK=infinity` of systemd, or `CAP_IPC_LOCK`.",
         check: memlock_small,
     },
     Rule {
         id: "io-uring-disabled",
         cost: 8,
-        meaning: "The kernel was told to refuse io_uring: engine `uring` falls back to `mmsg`.",
-        remedy: "`sysctl -w kernel.io_uring_disabled=0`, if the reason for it does not count here.",
+        meaning: "io_uring is disabled by sysctl: engine `uring` falls back to `mmsg`.",
+        remedy: "`sysctl -w kernel.io_uring_disabled=0`, if the reason for it does not apply here.",
         check: io_uring_disabled,
     },
     Rule {
         id: "xdp-needs-privileges",
         cost: 7,
         meaning: "This user may not use engine `xdp`.",
-        remedy: "As root, or with `CAP_NET_ADMIN`, `CAP_NET_RAW` and `CAP_BPF`; `manylane run --engine xdp` as root starts servers of ordinary users.",
+        remedy: "Run as root, or with `CAP_NET_ADMIN`, `CAP_NET_RAW` and `CAP_BPF`. `manylane run --engine xdp` as root starts servers of ordinary users.",
         check: xdp_needs_privileges,
     },
     Rule {
         id: "feature-missing",
         cost: 5,
-        meaning: "The kernel lacks something that Manylane uses, or does not let this process use it.",
-        remedy: "A newer kernel: KERNELS.md says which, and what happens without.",
+        meaning: "The kernel lacks a feature that Manylane uses, or does not let this process use it.",
+        remedy: "A newer kernel: see KERNELS.md, also for the fallbacks.",
         check: feature_missing,
     },
 ];
@@ -71,7 +71,7 @@ fn jit_off(facts: &Facts, found: &mut FindingSink<'_>) {
                 .add(
                     Severity::Wrong,
                     "eBPF programs are interpreted (net.core.bpf_jit_enable is 0)",
-                    "Steering runs for each datagram and XDP for each frame; interpreted, they cost many times as much.",
+                    "Steering runs for each datagram, and XDP for each frame. Interpreted, they cost several times as much.",
                 )
                 .set(Change::sysctl("net.core.bpf_jit_enable", 1));
         }
@@ -95,8 +95,8 @@ fn rmem_max_small(facts: &Facts, found: &mut FindingSink<'_>) {
     found
         .add(
             severity,
-            format!("a program gets a receive buffer of {} bytes at most (net.core.rmem_max: {max}, doubled)", max * 2),
-            "A queued datagram of any size takes 768 bytes and more of it: a pause of the program loses what comes after.",
+            format!("a program gets a receive buffer of at most {} bytes (net.core.rmem_max: {max}, doubled)", max * 2),
+            "Each queued datagram takes at least 768 bytes of it. If the program pauses, datagrams are lost once it is full.",
         )
         .raise(facts, "net.core.rmem_max", 16 << 20);
 }
@@ -105,15 +105,15 @@ fn ebpf_refused(facts: &Facts, found: &mut FindingSink<'_>) {
     let Some(why) = missing_reason(facts, "ebpf-steering") else { return };
     let finding = found.add(
         Severity::Note,
-        format!("steering by eBPF cannot be used here: {why}"),
-        "Classic BPF and the kernel's own choice stand in for it: round-robin, least-loaded and key need eBPF.",
+        format!("steering by eBPF is not available: {why}"),
+        "Classic BPF and the kernel's own hash replace it. Steering round-robin, least-loaded and key need eBPF.",
     );
     match (facts.privileges.has(Privileges::BPF), facts.sysctl("kernel.unprivileged_bpf_disabled")) {
         (Some(false), _) if facts.privileges.has(Privileges::SYS_ADMIN) != Some(true) => {
-            finding.run("as root, or with CAP_BPF (AmbientCapabilities=CAP_BPF CAP_NET_ADMIN of systemd)");
+            finding.run("run as root, or with CAP_BPF (systemd: AmbientCapabilities=CAP_BPF CAP_NET_ADMIN)");
         }
         _ => {
-            finding.run("it is no lack of privileges: KERNELS.md says what kernel it needs");
+            finding.run("privileges suffice: see KERNELS.md for the kernel that it needs");
         }
     }
 }
@@ -129,19 +129,19 @@ fn busy_poll_for_all(facts: &Facts, found: &mut FindingSink<'_>) {
             None | Some(0) => {}
             Some(usecs) => {
                 let who = if name.ends_with("poll") {
-                    "who waits by poll, select or epoll"
+                    "each poll, select or epoll_wait"
                 } else {
-                    "who reads from a socket"
+                    "each read of a socket"
                 };
                 found
                     .add(
                         Severity::Note,
-                        format!("everybody {who} looks for frames without pause for {usecs} µs first ({name})"),
-                        "It saves latency where a CPU is to spare, and takes the CPU from others where none is.",
+                        format!("{who} busy-polls for {usecs} µs first, in all programs ({name})"),
+                        "This lowers latency if CPUs are idle. Otherwise it takes CPU time from other threads.",
                     )
                     .subject(name)
                     // It was set on purpose.
-                    .run(format!("sysctl -w {name}=0, if that was not meant for all of them"));
+                    .run(format!("sysctl -w {name}=0, if it was not meant for all programs"));
             }
         }
     }
@@ -160,13 +160,13 @@ fn memlock_small(facts: &Facts, found: &mut FindingSink<'_>) {
                 format!("this process may lock {limit} bytes of memory"),
                 "Each queue of engine xdp locks its frames: 8 to 16 MiB with the usual sizes.",
             )
-            .run("ulimit -l unlimited, LimitMEMLOCK=infinity of systemd, or CAP_IPC_LOCK");
+            .run("ulimit -l unlimited, LimitMEMLOCK=infinity in systemd, or CAP_IPC_LOCK");
     }
 }
 
 fn io_uring_disabled(facts: &Facts, found: &mut FindingSink<'_>) {
     if let Some(how @ 1..) = facts.sysctl("kernel.io_uring_disabled") {
-        let whom = if how == 1 { "for those outside of kernel.io_uring_group" } else { "for everybody" };
+        let whom = if how == 1 { "outside kernel.io_uring_group" } else { "for all users" };
         found
             .add(
                 Severity::Note,
@@ -174,7 +174,7 @@ fn io_uring_disabled(facts: &Facts, found: &mut FindingSink<'_>) {
                 "Engine uring falls back to mmsg, which costs about the same on most machines.",
             )
             // It was set for a reason that `tune` does not know.
-            .run("sysctl -w kernel.io_uring_disabled=0, if the reason for it does not count here");
+            .run("sysctl -w kernel.io_uring_disabled=0, if the reason for it does not apply here");
     }
 }
 
@@ -199,9 +199,9 @@ fn xdp_needs_privileges(facts: &Facts, found: &mut FindingSink<'_>) {
             .add(
                 Severity::Note,
                 format!("this user lacks {}", lacking.join(", ")),
-                "Engine xdp attaches a program to devices and takes their frames.",
+                "Engine xdp needs them to attach a program to devices and to receive their frames.",
             )
-            .run("as root; or sudo manylane run --engine xdp -- PROGRAM, where the program keeps its user");
+            .run("run as root (a program under sudo manylane run --engine xdp may drop to its own user)");
     }
 }
 
@@ -216,11 +216,11 @@ fn feature_missing(facts: &Facts, found: &mut FindingSink<'_>) {
         found
             .add(
                 Severity::Note,
-                format!("{} cannot be used: {why}", feature.name),
-                "Manylane works without it, with less.",
+                format!("{} is not available: {why}", feature.name),
+                "Manylane works without it, but gains less.",
             )
             .subject(&feature.name)
-            .run("KERNELS.md says since which kernel it is there, and what happens without it");
+            .run("see KERNELS.md for the first kernel that has it, and for the fallback");
     }
 }
 

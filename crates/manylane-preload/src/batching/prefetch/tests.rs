@@ -1,7 +1,10 @@
 //! Prefetches: their states, and what another process may have written into them.
 
-use super::*;
-use crate::shared::memory;
+use std::ptr;
+use std::sync::atomic::Ordering;
+
+use super::buffer::*;
+use crate::shared::{memory, thread};
 
 fn prefetch() -> &'static Prefetch {
     let prefetch = &memory::map::<Prefetch>(1, true).unwrap()[0];
@@ -69,8 +72,8 @@ fn numbers_of_another_process_stay_within_the_prefetch() {
     let slots: Vec<_> = std::iter::from_fn(|| prefetch.claim(true)).collect();
     assert_eq!(slots, (0..PREFETCH_MAX).collect::<Vec<_>>());
     for slot in slots {
-        let parcel = prefetch.datagram(slot);
-        assert_eq!((parcel.name.len(), parcel.payload[0].len()), (SOCKADDR_LEN_MAX, HEAD_LEN));
-        assert_eq!(parcel.payload[1].len(), TAIL_LEN);
+        let datagram = prefetch.datagram(slot);
+        assert_eq!((datagram.name.len(), datagram.payload[0].len()), (SOCKADDR_LEN_MAX, HEAD_LEN));
+        assert_eq!(datagram.payload[1].len(), TAIL_LEN);
     }
 }

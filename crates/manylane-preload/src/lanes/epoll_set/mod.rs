@@ -27,8 +27,8 @@ pub(crate) use nested::{detach, has_placeholder, refresh, refresh_all, remove_pl
 
 /// Max epoll instances of a process that the library tracks, and UDP sockets in each that may have
 /// lanes.
-const MAX_EPOLLS: usize = 1024;
-pub(crate) const MAX_ITEMS: usize = 32;
+const EPOLLS_MAX: usize = 1024;
+pub(crate) const ITEMS_MAX: usize = 32;
 /// Items of a block. A block is mapped as whole pages.
 const BLOCK_ITEMS: usize = 100;
 
@@ -84,7 +84,7 @@ pub(crate) struct Epoll {
     pub(crate) round_robin: AtomicU32,
     /// The thread that waits on it.
     pub(crate) waiter: AtomicU64,
-    pub(crate) items: [Item; MAX_ITEMS],
+    pub(crate) items: [Item; ITEMS_MAX],
     /// Items for sockets that became plain because all others were taken, and have datagrams left
     /// in lanes.
     overflow: AtomicPtr<ItemBlock>,
@@ -113,7 +113,7 @@ static EPOLLS: AtomicPtr<Epoll> = AtomicPtr::new(ptr::null_mut());
 impl Epoll {
     /// Maps the slots; once, at start.
     pub(crate) fn start() -> bool {
-        let Some(epolls) = memory::map::<Epoll>(MAX_EPOLLS, false) else { return false };
+        let Some(epolls) = memory::map::<Epoll>(EPOLLS_MAX, false) else { return false };
         EPOLLS.store(epolls.as_ptr().cast_mut(), Ordering::Release);
         true
     }
@@ -122,7 +122,7 @@ impl Epoll {
         let at = EPOLLS.load(Ordering::Acquire);
         // SAFETY: the array that start() mapped, never unmapped; calls are handled only after it
         // (state::is_ready).
-        unsafe { std::slice::from_raw_parts(at, MAX_EPOLLS) }
+        unsafe { std::slice::from_raw_parts(at, EPOLLS_MAX) }
     }
 
     /// The instance behind `fd`.
@@ -137,7 +137,7 @@ impl Epoll {
     /// The slot `index`, which came from the table.
     #[inline]
     pub(crate) fn at(index: u32) -> &'static Epoll {
-        &Self::all()[index as usize % MAX_EPOLLS]
+        &Self::all()[index as usize % EPOLLS_MAX]
     }
 
     pub(crate) fn alloc() -> Option<u32> {
@@ -204,7 +204,7 @@ impl Epoll {
 
     /// The first `top` items, used or not.
     pub(crate) fn slots(&self, top: usize) -> impl Iterator<Item = &Item> {
-        (0..top).map_while(|at| self.items.get(at).or_else(|| self.overflow_slot(at - MAX_ITEMS)))
+        (0..top).map_while(|at| self.items.get(at).or_else(|| self.overflow_slot(at - ITEMS_MAX)))
     }
 
     #[cold]

@@ -10,7 +10,7 @@ use crate::batching::prefetch;
 use crate::fds::hidden_fds;
 use crate::fds::sock_fds::is_managed;
 use crate::fds::table::{self, Entry};
-use crate::lanes::epoll_set::{self, Epoll, Item, MAX_ITEMS};
+use crate::lanes::epoll_set::{self, Epoll, ITEMS_MAX, Item};
 use crate::lanes::fallback;
 use crate::lanes::{entries, registry};
 use crate::shared::lock::lock;
@@ -110,7 +110,7 @@ fn ctl_tracked(
         (EPOLL_CTL_ADD, None) => {
             let done = own(fd);
             if let (0, Some(wanted)) = (done, wanted)
-                && !add_item(epoll, MAX_ITEMS, sock, fd, wanted)
+                && !add_item(epoll, ITEMS_MAX, sock, fd, wanted)
             {
                 drop(guard);
                 fallback::fall_back(sock, fd, Reason::Full);

@@ -106,7 +106,7 @@ pub(crate) unsafe fn epoll_pwait2(
 }
 
 /// The largest array that the kernel accepts.
-const MAX_EVENTS: c_int = c_int::MAX / size_of::<epoll_event>() as c_int;
+const EVENTS_MAX: c_int = c_int::MAX / size_of::<epoll_event>() as c_int;
 
 /// The instance behind `epfd`, if it contains UDP sockets that are not the kernel's alone, and the
 /// kernel would not refuse the array.
@@ -453,7 +453,7 @@ struct Events {
 impl Events {
     /// Program arguments, as long as the value is used. None if the kernel must refuse the array.
     unsafe fn new(ptr: *mut epoll_event, capacity: c_int) -> Option<Self> {
-        let is_valid = (1..=MAX_EVENTS).contains(&capacity) && !ptr.is_null();
+        let is_valid = (1..=EVENTS_MAX).contains(&capacity) && !ptr.is_null();
         is_valid.then_some(Self { ptr, capacity, count: 0 })
     }
 

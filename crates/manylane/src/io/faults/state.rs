@@ -19,7 +19,7 @@ pub(crate) struct Faults {
     pub(crate) gso_error: Option<i32>,
     /// Messages that the send queue has room for.
     pub(crate) send_room: usize,
-    /// How waits make room in a full send queue: after the time of the first entry there is room
+    /// Room that waits make in a full send queue: after the time of the first entry there is room
     /// for its number of messages, and the entry is removed.
     pub(crate) send_drains: VecDeque<(Duration, usize)>,
     /// Number of refused sends. A datagram can be refused several times.

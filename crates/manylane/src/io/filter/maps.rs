@@ -42,7 +42,7 @@ impl FilterMaps {
     /// Installs the filter `guard` of `socket`. Prefixes are added before the program uses them,
     /// and removed after.
     pub(super) fn apply(&mut self, socket: SocketIndex, guard: &Filter, generation: u32) -> Result<()> {
-        let wrong = |name: &str, err| bpf_error(name, "what a socket lets in cannot be put in place", err);
+        let wrong = |name: &str, err| bpf_error(name, "cannot write a socket's filter to the eBPF map", err);
         let there = &mut self.installed[socket as usize];
         let wanted: BTreeMap<Prefix, Rule> = guard.rules().collect();
         for (prefix, rule) in &wanted {

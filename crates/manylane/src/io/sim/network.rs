@@ -53,7 +53,7 @@ pub(crate) struct Network {
     pub(crate) round: usize,
     /// The lane has left: it takes no more packets.
     has_left: bool,
-    /// What the lane has sent.
+    /// Datagrams that the lane has sent.
     pub(crate) sent: Vec<Sent>,
 }
 

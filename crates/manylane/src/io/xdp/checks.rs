@@ -72,7 +72,7 @@ pub(super) fn check_device(device: u32, attach: AttachMode, locals: &LocalState)
     if let Some((_, master)) = masters.iter().find(|(part, _)| *part == device) {
         let (part, master) = (name(device), name(*master));
         let message = format!(
-            "{part} is a part of {master}, which decides about its frames: take it out of {master}, or use the engine mmsg"
+            "{part} is a part of {master}, which handles its frames: remove it from {master}, or use engine mmsg"
         );
         return Err(Error::new(ErrorKind::Unsupported, message));
     }
@@ -97,7 +97,7 @@ fn made_of_others(name: &str, parts: &str) -> Error {
     Error::new(
         ErrorKind::Unsupported,
         format!(
-            "{name} is made of other devices ({parts}), whose frames an XDP socket of {name} cannot take: use the engine mmsg, or generic XDP (xdp_generic(true))"
+            "{name} is made of other devices ({parts}), whose frames do not reach an AF_XDP socket of {name}: use engine mmsg, or generic XDP (xdp_generic(true))"
         ),
     )
 }
@@ -131,11 +131,11 @@ pub(super) fn read_strict_rp_filter(device: u32, locals: &LocalState) -> Option<
 pub(super) fn warn_of_rp_filter(name: &str, is_named: bool) {
     if is_named {
         log::warn!(
-            "engine xdp: net.ipv4.conf.{name}.rp_filter is 1, or cannot be read, but sources of what comes past the stack on {name} are not checked, since the device was named: a firewall before this machine has to do it (docs/xdp.md)"
+            "engine xdp: net.ipv4.conf.{name}.rp_filter is 1, or cannot be read. Frames received past the stack on {name} skip this check of sources, because the device was named: use a firewall in front of this machine (docs/xdp.md)"
         );
     } else {
         log::warn!(
-            "engine xdp: net.ipv4.conf.{name}.rp_filter is 1, or cannot be read: IPv4 on {name} is left to the kernel, which checks sources; XDP takes it, unchecked, if the device is named (docs/xdp.md)"
+            "engine xdp: net.ipv4.conf.{name}.rp_filter is 1, or cannot be read. The kernel keeps receiving IPv4 on {name}, because it checks sources. Name the device to receive IPv4 by XDP without the check (docs/xdp.md)"
         );
     }
 }
@@ -153,7 +153,7 @@ pub(super) fn may_be_unfinished(driver: &str, attach: AttachMode) -> bool {
 /// tags are beside the frame.
 pub(super) fn vlan_stripping_warning(name: &str, is_veth: bool, strips: bool) -> Option<String> {
     (strips && !is_veth).then(|| {
-        format!("{name}: its driver takes VLAN tags off received frames, so that XDP sees none and takes datagrams of all VLANs as untagged ones ('ethtool -K {name} rxvlan off' leaves them on)")
+        format!("{name}: its driver strips VLAN tags, so that datagrams of all VLANs appear untagged to XDP: run 'ethtool -K {name} rxvlan off'")
     })
 }
 

@@ -98,8 +98,9 @@ impl XdpControl {
         if plane.state().devices.is_empty() {
             return Err(why.unwrap_or_else(|| {
                 let ip = plane.bound_addr.ip();
-                let message =
-                    format!("no Ethernet device that is up has the address {ip}: xdp_devices() names one");
+                let message = format!(
+                    "no Ethernet device that is up has the address {ip}: name one with xdp_devices()"
+                );
                 Error::new(ErrorKind::Unsupported, message)
             }));
         }
@@ -199,7 +200,7 @@ impl XdpControl {
                 // Another program is attached. Its removal causes no event, so this is retried at
                 // the next refresh.
                 Err(err) if !strict && err.kind() == ErrorKind::InUse => {
-                    log::debug!("engine xdp: left out for now: {}", err.chain());
+                    log::debug!("engine xdp: device skipped for now: {}", err.chain());
                     why = Some(err);
                 }
                 // The process has dropped the privilege since the socket was opened: report it
@@ -208,7 +209,7 @@ impl XdpControl {
                     if !state.denied.contains(&index) {
                         state.denied.push(index);
                         log::warn!(
-                            "engine xdp: what comes on a device goes through the kernel: {}",
+                            "engine xdp: no permission to use a device, so that its datagrams arrive through the kernel's stack: {}",
                             err.chain()
                         );
                     }
@@ -216,7 +217,7 @@ impl XdpControl {
                     why = Some(err);
                 }
                 Err(err) => {
-                    log::info!("engine xdp: left out: {}", err.chain());
+                    log::info!("engine xdp: device skipped: {}", err.chain());
                     state.failed.push(index);
                     why = Some(err);
                 }
@@ -240,7 +241,7 @@ impl XdpControl {
         let about = |(device, _): &(Arc<Device>, SocketIndex)| (device.index, device.name.clone());
         let open =
             || CaptureListener::open(self.bound_addr, self.state().devices.iter().map(about).collect());
-        let told = |err| log::warn!("{} cannot be captured (manylane capture): {err}", self.bound_addr);
+        let told = |err| log::warn!("'manylane capture' cannot capture {}: {err}", self.bound_addr);
         self.options.capture.then(|| open().map_err(told).ok()).flatten()
     }
 
@@ -293,7 +294,7 @@ impl XdpControl {
         let complaint = followed.err().map(|err| err.chain());
         if let Some(what) = complaint.as_ref().filter(|what| state.last_error.as_ref() != Some(what)) {
             log::warn!(
-                "engine xdp: the machine has changed, and XDP could not follow, so that datagrams come through the kernel: {what}"
+                "engine xdp: cannot follow a change of the machine's network, so that datagrams arrive through the kernel's stack: {what}"
             );
         }
         state.last_error = complaint;

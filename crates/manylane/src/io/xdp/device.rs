@@ -5,37 +5,33 @@
 //! of this process. When the process ends in any way, the kernel detaches the program, and the
 //! next frame goes to the kernel's own stack.
 
+mod attach;
+mod registry;
+
 use std::collections::HashSet;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, XskMap};
-use aya::programs::{Xdp, XdpMode, loaded_programs};
 use aya::{Ebpf, EbpfLoader};
 use manylane_bpf::abi;
 use manylane_sys::device as sys;
-use manylane_sys::errno::{EBUSY, EEXIST, ENOSPC, ENXIO, EOPNOTSUPP};
+use manylane_sys::errno::ENXIO;
 use manylane_sys::xsk::{OpenError, Queue, QueueOptions, Step, WeakQueue};
 
 use super::checks;
 pub(crate) use super::checks::AttachMode;
-use super::route::{self, LocalState};
-use crate::error::{Error, ErrorKind, Result, errno_of};
+use super::route::LocalState;
+use crate::error::{Error, ErrorKind, Result};
 use crate::io::bpf_error::bpf_error;
 use crate::io::filter::maps::FilterMaps;
 use crate::io::filter::{SharedFilterMaps, SocketIndex};
 use crate::port_owner;
-use crate::verify::load_with_retry;
 use crate::vlan::Vlan;
-
-/// Devices that are or were open in this process: namespace, index, device.
-static OPEN_DEVICES: Mutex<Vec<(u64, u32, Weak<Device>)>> = Mutex::new(Vec::new());
 
 /// A device with the XDP program, until the last socket that uses it is gone.
 pub(crate) struct Device {
@@ -112,30 +108,18 @@ impl Device {
         sources: u32,
         waits: bool,
     ) -> Result<Arc<Self>> {
-        let namespace = std::fs::metadata("/proc/thread-self/ns/net")
-            .map_err(|err| Error::system("reading the network namespace (/proc)", err))?
-            .ino();
-        let mut open = OPEN_DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = open.iter_mut().find(|(space, at, _)| (*space, *at) == (namespace, index));
-        let there = known.as_ref().and_then(|(_, _, device)| device.upgrade());
-        if let Some(device) = there.filter(|device| !device.is_gone()) {
-            return Ok(device);
-        }
-        // A child process between fork and exec has a copy of the link's descriptor.
-        let timeout = if waits && known.is_some() { port_owner::HANDOVER_TIMEOUT } else { Duration::ZERO };
-        checks::check_device(index, attach, locals)?;
-        let mut device = Self::load(index, attach, longest, sources, timeout)?;
-        device.was_open_before = known.is_some();
-        let device = Arc::new(device);
-        match known {
-            Some((_, _, known)) => *known = Arc::downgrade(&device),
-            None => open.push((namespace, index, Arc::downgrade(&device))),
-        }
-        Ok(device)
+        registry::find_or_open(index, |was_open_before| {
+            // A child process between fork and exec has a copy of the link's descriptor.
+            let timeout =
+                if waits && was_open_before { port_owner::HANDOVER_TIMEOUT } else { Duration::ZERO };
+            checks::check_device(index, attach, locals)?;
+            let device = Self::load(index, attach, longest, sources, timeout)?;
+            Ok(Self { was_open_before, ..device })
+        })
     }
 
     fn load(index: u32, attach: AttachMode, longest: u32, sources: u32, timeout: Duration) -> Result<Self> {
-        let asking = |err| Error::system(format!("asking for the device {index}"), err);
+        let asking = |err| Error::system(format!("querying device {index}"), err);
         let name = sys::name(index).map_err(asking)?;
         let mac = sys::mac(&name).map_err(|err| {
             Error::with(ErrorKind::Unsupported, format!("{name}: XDP lanes need an Ethernet device"), err)
@@ -151,9 +135,9 @@ impl Device {
             .map_max_entries("ml_narrow", sources)
             .load(manylane_bpf::XDP)
             .map_err(|err| {
-                bpf_error(&name, "the eBPF maps for XDP cannot be made (CAP_BPF, CAP_NET_ADMIN)", err)
+                bpf_error(&name, "cannot create the eBPF maps for XDP (needs CAP_BPF and CAP_NET_ADMIN)", err)
             })?;
-        attach_program(&mut program, index, (&name, &driver), attach, timeout)?;
+        attach::attach_program(&mut program, index, (&name, &driver), attach, timeout)?;
         // virtio_net adds queues for XDP, which receive as any other.
         let now = sys::queues(&name).map_err(asking)?;
         let reserved = now.send.saturating_sub(before.send);
@@ -162,7 +146,7 @@ impl Device {
             let missing = || Error::new(ErrorKind::Unsupported, format!("the eBPF object has no map {map}"));
             program.take_map(map).ok_or_else(missing)
         };
-        let wrong = |err| bpf_error(&name, "an eBPF map for XDP is not as expected", err);
+        let wrong = |err| bpf_error(&name, "unexpected type of an eBPF map for XDP", err);
         let about: Array<_, abi::DeviceBytes> = Array::try_from(map("ml_device")?).map_err(wrong)?;
         let xsks = XskMap::try_from(map("ml_xsks")?).map_err(wrong)?;
         let ports = HashMap::try_from(map("ml_ports")?).map_err(wrong)?;
@@ -187,7 +171,7 @@ impl Device {
         maps.device.set(0, words, 0).map_err(wrong)?;
         if queues < now.receive {
             log::warn!(
-                "engine xdp: {name} receives by {} queues and sends by {queues} of them: the others are left to the kernel ('ethtool -L', and docs/xdp.md on virtio_net)",
+                "engine xdp: {name} has {} receive queues, but only {queues} send queues. The kernel uses the other receive queues ('ethtool -L'; for virtio_net see docs/xdp.md)",
                 now.receive
             );
         }
@@ -349,8 +333,7 @@ impl Device {
     /// returns its number.
     pub(crate) fn register(&self, vlans: &[Vlan]) -> Result<SocketIndex> {
         if !vlans.is_empty() {
-            let asking =
-                |err| Error::system(format!("{}: asking whether VLAN tags are stripped", self.name), err);
+            let asking = |err| Error::system(format!("{}: reading its VLAN offload", self.name), err);
             if let Some(what) = self.vlan_stripping_warning().map_err(asking)? {
                 return Err(Error::new(ErrorKind::Config, format!("xdp_vlan: {what}")));
             }
@@ -365,7 +348,7 @@ impl Device {
             if let Err(err) = maps.vlans.insert(vlan.key(), sockets, 0) {
                 // The next socket with this number must not inherit the tags.
                 maps.remove_vlans(free as SocketIndex);
-                return Err(bpf_error(&self.name, "a VLAN cannot be put in place", err));
+                return Err(bpf_error(&self.name, "cannot write a VLAN to the eBPF map", err));
             }
         }
         maps.sockets[free] = true;
@@ -399,7 +382,7 @@ impl Device {
     /// Redirects frames of `queue` to `xsk`, as soon as their port is bound to `socket`.
     pub(crate) fn redirect(&self, socket: SocketIndex, queue: u32, xsk: BorrowedFd<'_>) -> Result<()> {
         let set = self.maps().xsks.set(socket * abi::MAX_QUEUES + queue, xsk.as_raw_fd(), 0);
-        set.map_err(|err| bpf_error(&self.name, "an XSK cannot be put in place", err))
+        set.map_err(|err| bpf_error(&self.name, "cannot write an XSK to the eBPF map", err))
     }
 
     /// Stops redirecting frames of `queue`; they go to the kernel.
@@ -419,7 +402,7 @@ impl Device {
         locals: &[IpAddr],
     ) -> Result<()> {
         let mut maps = self.maps();
-        let wrong = |err| bpf_error(&self.name, "the addresses of a socket cannot be put in place", err);
+        let wrong = |err| bpf_error(&self.name, "cannot write a socket's addresses to the eBPF map", err);
         let ports: HashSet<abi::PortKey> = addresses.iter().map(|&ip| port_key(ip, port)).collect();
         let locals: HashSet<abi::AddrKey> = locals.iter().map(|&ip| addr_key(ip)).collect();
         let led: Vec<(abi::PortKey, SocketIndex)> =
@@ -466,82 +449,6 @@ impl Device {
 
 fn mac_to_u64([a, b, c, d, e, f]: [u8; 6]) -> u64 {
     u64::from_be_bytes([0, 0, a, b, c, d, e, f])
-}
-
-fn attach_program(
-    program: &mut Ebpf,
-    index: u32,
-    (name, driver): (&str, &str),
-    attach: AttachMode,
-    timeout: Duration,
-) -> Result<()> {
-    let start = Instant::now();
-    let mode = match attach {
-        AttachMode::Native => XdpMode::Driver,
-        AttachMode::Generic => XdpMode::Skb,
-    };
-    let mut last = None;
-    // The first entry supports frames in several buffers, which jumbo MTUs need. Kernels before
-    // Linux 5.18 do not know it.
-    for entry in ["ml_take_pieces", "ml_take"] {
-        let missing =
-            || Error::new(ErrorKind::Unsupported, format!("the eBPF object has no program {entry}"));
-        let program: &mut Xdp = program
-            .program_mut(entry)
-            .ok_or_else(missing)?
-            .try_into()
-            .map_err(|err| bpf_error(name, "the eBPF program for XDP is of another type", err))?;
-        let mut tried =
-            load_with_retry(|| program.load()).and_then(|()| program.attach_to_if_index(index, mode));
-        while start.elapsed() < timeout
-            && tried.as_ref().is_err_and(|err| matches!(errno_of(err), Some(EBUSY | EEXIST)))
-        {
-            thread::sleep(Duration::from_millis(2));
-            tried = program.attach_to_if_index(index, mode);
-        }
-        match tried {
-            Ok(_) => return Ok(()),
-            Err(err) => {
-                if matches!(errno_of(&err), Some(EBUSY | EEXIST)) {
-                    let message = format!(
-                        "{name}: {} is attached already ('ip link show dev {name}' tells, 'ip link set dev {name} xdp off' takes it off if no process holds it)",
-                        describe_program(index)
-                    );
-                    return Err(Error::with(ErrorKind::InUse, message, err));
-                }
-                last = Some(err);
-            }
-        }
-    }
-    let advice = match (attach, last.as_ref().and_then(|err| errno_of(err))) {
-        // Reported by the driver of a veth pair.
-        (AttachMode::Native, Some(ENOSPC)) => {
-            "the other end of this veth pair sends by more queues than this one receives by: give this one more, or that one fewer ('ethtool -L')"
-        }
-        (AttachMode::Native, Some(EOPNOTSUPP)) if driver == "virtio_net" => {
-            "the host leaves checksums and segments unfinished for this machine and cannot be asked not to: it has to give its network device ctrl_guest_offloads, or take guest_csum, guest_tso4, guest_tso6, guest_ecn and guest_ufo from it"
-        }
-        (AttachMode::Native, _) => {
-            "its driver takes no XDP program (xdp_generic(true) works on any device), or CAP_BPF and CAP_NET_ADMIN are missing"
-        }
-        (AttachMode::Generic, _) => "XDP needs CAP_BPF, CAP_NET_ADMIN and Linux 5.9",
-    };
-    match last {
-        Some(err) => Err(bpf_error(name, advice, err)),
-        None => Err(Error::new(ErrorKind::Unsupported, format!("{name}: {advice}"))),
-    }
-}
-
-/// Describes the program on a device, as far as visible: its name needs `CAP_SYS_ADMIN`.
-fn describe_program(index: u32) -> String {
-    let Some(number) = route::xdp_program_id(index) else { return "another XDP program".into() };
-    let program =
-        loaded_programs().filter_map(std::result::Result::ok).find(|program| program.id() == number);
-    let name = program.as_ref().and_then(|program| program.name_as_str()).filter(|name| !name.is_empty());
-    match name {
-        Some(name) => format!("the XDP program {name} (number {number})"),
-        None => format!("another XDP program (number {number})"),
-    }
 }
 
 fn addr_key(ip: IpAddr) -> abi::AddrKey {

@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use manylane_sys::busy_poll;
-use manylane_sys::measure::Epoll;
+use manylane_sys::epoll::Epoll;
 use manylane_wire::datagram::Datagram;
 
 use super::control::XdpControl;
@@ -89,7 +89,7 @@ const EVENTS_MAX: usize = 8;
 impl LaneQueues {
     /// A lane without queues. The readiness of its `companion` wakes it, too.
     pub(super) fn new(control: Arc<XdpControl>, lane: LaneId, companion: BorrowedFd<'_>) -> Result<Self> {
-        let failed = |err| Error::system("a descriptor for the readiness of a lane", err);
+        let failed = |err| Error::system("creating an epoll instance for a lane", err);
         let epoll = Epoll::new(EVENTS_MAX).map_err(failed)?;
         if let Some(time) = control.busy_poll {
             epoll

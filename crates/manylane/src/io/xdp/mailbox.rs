@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use manylane_sys::measure::EpollHandle;
+use manylane_sys::epoll::EpollHandle;
 
 use super::lane_queue::{LaneQueue, QueueId};
 
@@ -52,7 +52,7 @@ impl Mailbox {
         let mut content = self.content();
         if let Err(err) = self.epoll.add(&queue.xsk, queue.id.0) {
             // The lane still polls every few milliseconds.
-            log::warn!("a lane is not woken by a queue that it was given: {err}");
+            log::warn!("a lane does not wake up for a queue that it was assigned: {err}");
         }
         content.queues.push(queue);
         self.has_mail.store(true, Ordering::Release);

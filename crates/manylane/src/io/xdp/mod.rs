@@ -66,25 +66,27 @@ pub(super) fn check(config: &Config) -> Result<()> {
     let refuse = |message: String| Err(Error::new(ErrorKind::Config, message));
     if !matches!(config.steering, Steering::Flow | Steering::Cpu) {
         return refuse(format!(
-            "engine xdp does not support steering {}: the device picks the queue, and with it the lane (flow, cpu)",
+            "engine xdp does not support steering {}, because the device picks the queue, and with it the lane: use flow or cpu",
             config.steering
         ));
     }
     if config.timestamps {
-        return refuse("engine xdp does not support timestamps: its frames carry none".into());
+        return refuse("engine xdp does not support timestamps".into());
     }
     if config.reuse_port {
-        return refuse("engine xdp does not support reuse_port: frames go to this process alone".into());
+        return refuse(
+            "engine xdp does not support reuse_port, because this process receives all frames".into(),
+        );
     }
     let XdpOptions { ring, sockets, sources, .. } = config.xdp;
     if !ring.is_power_of_two() || !(64..=16_384).contains(&ring) {
-        return refuse(format!("xdp_ring {ring} is no power of two from 64 to 16384"));
+        return refuse(format!("invalid xdp_ring {ring}: expected a power of two from 64 to 16384"));
     }
     if !(1..=abi::MAX_SOCKETS).contains(&sockets) {
-        return refuse(format!("xdp_sockets {sockets} is not within 1 to {}", abi::MAX_SOCKETS));
+        return refuse(format!("invalid xdp_sockets {sockets}: expected 1 to {}", abi::MAX_SOCKETS));
     }
     if !(1024..=1 << 24).contains(&sources) {
-        return refuse(format!("limit_sources {sources} is not within 1024 to {}", 1 << 24));
+        return refuse(format!("invalid limit_sources {sources}: expected 1024 to {}", 1 << 24));
     }
     Ok(())
 }

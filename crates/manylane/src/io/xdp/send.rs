@@ -11,7 +11,7 @@
 //! to. Then step 1 is a comparison, and step 3 writes the request's headers reversed
 //! ([`XdpSender::try_reply_in_place`]). The resulting bytes are the same.
 //!
-//! Whatever fails here is left to the companion, unchanged.
+//! Datagrams that fail here are left to the companion, unchanged.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -23,6 +23,7 @@ use manylane_wire::frame::{UdpFrame, ip_udp_len};
 
 use super::route::Reader;
 use crate::capture::tap::Tap;
+use crate::counters::{Cells, Count};
 use crate::io::batch::{self, DatagramMeta};
 use crate::io::frames::Meta;
 
@@ -245,7 +246,7 @@ impl<'a> XdpSender<'a> {
         let mut is_sent = send(&mut self.sender);
         if !is_sent {
             // The ring is full; notifying the kernel may make room.
-            self.flush();
+            self.notify();
             is_sent = send(&mut self.sender);
         }
         self.flush_pending |= is_sent;
@@ -262,7 +263,7 @@ impl<'a> XdpSender<'a> {
         };
         let mut refused = send(&mut self.sender, fresh).err();
         if let Some(fresh) = refused {
-            self.flush();
+            self.notify();
             refused = send(&mut self.sender, fresh).err();
         }
         let is_sent = refused.is_none();
@@ -324,8 +325,14 @@ impl<'a> XdpSender<'a> {
         self.sender.abandon();
     }
 
-    /// Notifies the kernel of the frames in the ring.
-    pub(crate) fn flush(&mut self) {
+    /// Notifies the kernel of the frames in the ring, and counts the `datagrams` that were sent
+    /// since the last flush.
+    pub(crate) fn flush(&mut self, datagrams: u64, cells: &Cells) {
+        self.notify();
+        cells.add(Count::SentByXdp, datagrams);
+    }
+
+    fn notify(&mut self) {
         if std::mem::take(&mut self.flush_pending) {
             // Frames that the device does not take now stay in the ring, and the next batch
             // notifies the kernel again. An error means that the device is gone: the frames in the

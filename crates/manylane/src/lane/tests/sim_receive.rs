@@ -158,12 +158,12 @@ fn delays_make_batches_larger() {
     let delay = 100 * MICROS;
     let mut lane = lane_with(&sim, |builder| _ = builder.rx_coalesce(delay).batch(64));
     send(&sim, 0..1000, 10 * MICROS);
-    let mut delays = lane.delay_policy();
+    lane.start_coalescing();
     let mut sizes = Vec::new();
     while sizes.iter().sum::<usize>() < 1000 {
-        let summary = lane.recv_serving(&delays, HOUR).unwrap();
+        let summary = lane.recv_serving(HOUR).unwrap();
         sizes.push(summary.messages);
-        lane.delay_after(&mut delays, summary.messages);
+        lane.delay_after(summary.messages);
     }
     // One at a time, until a delay is tried after the sixteenth.
     assert!(sizes[..16].iter().all(|size| *size == 1), "{sizes:?}");
@@ -178,23 +178,23 @@ fn a_delay_waits_for_the_end_of_a_round_of_queues() {
     let sim = Sim::new(1);
     let delay = 100 * MICROS;
     let mut lane = lane_with(&sim, |builder| _ = builder.rx_coalesce(delay).batch(64));
-    let mut delays = lane.delay_policy();
-    let serve = |lane: &mut Lane, delays: &mut DelayPolicy, batches| {
+    lane.start_coalescing();
+    let serve = |lane: &mut Lane, batches| {
         for _ in 0..batches {
             send(&sim, 0..1, Duration::ZERO);
-            let summary = lane.recv_serving(delays, HOUR).unwrap();
-            lane.delay_after(delays, summary.messages);
+            let summary = lane.recv_serving(HOUR).unwrap();
+            lane.delay_after(summary.messages);
         }
         now(&sim)
     };
-    assert_eq!(serve(&mut lane, &mut delays, 15), Duration::ZERO);
+    assert_eq!(serve(&mut lane, 15), Duration::ZERO);
     // A delay is due after the sixteenth batch, but two other queues have frames.
     sim.network().round = 2;
-    assert_eq!(serve(&mut lane, &mut delays, 2), Duration::ZERO);
+    assert_eq!(serve(&mut lane, 2), Duration::ZERO);
     // The lane does not sleep while the delay is due.
-    assert_eq!(lane.recv_serving(&delays, HOUR).unwrap().messages, 0);
+    assert_eq!(lane.recv_serving(HOUR).unwrap().messages, 0);
     assert_eq!((now(&sim), counters(&lane).sleeps), (Duration::ZERO, 16));
-    assert_eq!(serve(&mut lane, &mut delays, 1), delay);
+    assert_eq!(serve(&mut lane, 1), delay);
 }
 
 #[test]

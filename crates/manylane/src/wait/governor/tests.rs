@@ -11,7 +11,7 @@ const WAKE_LATENCIES_NANOS: [u64; 3] = [4_000, 12_000, 28_000];
 /// Longest sleep of a lane in `serve`.
 const IDLE_SLEEP_NANOS_MAX: u64 = 20_000_000;
 
-/// What the simulated lane did.
+/// Record of the simulated lane.
 #[derive(Debug, Default)]
 struct Outcome {
     handled: usize,

@@ -1,4 +1,4 @@
-//! What the lanes of an XDP socket share, as the rest of the library sees it.
+//! Shared state of the lanes of an XDP socket, behind the interface of all engines.
 
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ impl SocketEngine for XdpControl {
         let (lanes, queues) = (state.lane_count(), state.queue_count());
         if lanes > queues && !self.options.surplus_lanes {
             let message = format!(
-                "{lanes} lanes, but {queues} queues: lower lanes(), or let lanes without a queue be fed by the kernel (xdp_surplus_lanes(true))"
+                "{lanes} lanes, but {queues} queues: lower lanes(), or allow lanes that receive through the kernel (xdp_surplus_lanes(true))"
             );
             return Err(Error::new(ErrorKind::Config, message));
         }

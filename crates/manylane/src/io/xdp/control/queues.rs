@@ -111,7 +111,7 @@ impl State {
             std::mem::take(&mut self.devices).into_iter().partition(|(device, _)| is_there(device));
         self.devices = there;
         for (device, number) in gone {
-            log::warn!("engine xdp: {} is gone", device.name);
+            log::warn!("engine xdp: device {} was removed", device.name);
             filter.detach(&device.filters, number);
             device.unregister(number);
             for served in self.assigned.iter().filter(|served| Arc::ptr_eq(&served.device, &device)) {
@@ -241,7 +241,7 @@ impl XdpControl {
             // Another socket of this process has the queue; the companion feeds this one.
             if strict {
                 log::warn!(
-                    "{} queue {queue} is served by another socket of this process: lanes get its datagrams through the kernel",
+                    "{} queue {queue} belongs to another socket of this process: lanes get its datagrams through the kernel",
                     device.name
                 );
             }
@@ -250,7 +250,7 @@ impl XdpControl {
         let statistics = xsk
             .as_fd()
             .try_clone_to_owned()
-            .map_err(|err| Error::system("a descriptor for the statistics of an XSK", err))?;
+            .map_err(|err| Error::system("duplicating a descriptor for XSK statistics", err))?;
         device.redirect(number, queue, xsk.as_fd())?;
         state.last_id += 1;
         let id = QueueId(state.last_id);
@@ -301,7 +301,7 @@ impl XdpControl {
                     if micros > 0
                         && let Err(err) = xsk.busy_poll(micros, self.batch as u32)
                     {
-                        log::warn!("{} queue {queue} does not work in the lane's calls: {err}", device.name);
+                        log::warn!("{} queue {queue} cannot busy-poll: {err}", device.name);
                     }
                     return Ok(Some(xsk));
                 }
@@ -367,14 +367,16 @@ fn explain(device: &Device, queue: u32, err: xsk::OpenError) -> Error {
         Some(EBUSY) => {
             // The owners are not always visible; an error here must not hide the original one.
             let owners = xsk::owners(device.index, queue);
-            let message = if owners.as_ref().is_ok_and(Vec::is_empty) {
-                format!(
-                    "{at} has no AF_XDP socket any more, but the kernel has not released it yet; try again"
-                )
-            } else {
-                let holder = port_owner::find_process(&owners.unwrap_or_default())
-                    .unwrap_or_else(|| "another process (see 'ss --xdp -p')".into());
-                format!("{at} is served by an AF_XDP socket of {holder}")
+            let holder = owners.as_ref().ok().and_then(|owners| port_owner::find_process(owners));
+            let message = match (holder, owners) {
+                (Some(holder), _) => format!("{at} belongs to an AF_XDP socket of {holder}"),
+                (None, Ok(owners)) if owners.is_empty() => {
+                    format!("{at}: the kernel has not released its last AF_XDP socket yet: try again")
+                }
+                (None, Err(_)) if device.has_opened(queue) => format!(
+                    "{at}: the kernel has not released the AF_XDP socket that this process had, or another process has one now (see 'ss --xdp -p'): try again"
+                ),
+                _ => format!("{at} belongs to an AF_XDP socket of another process (see 'ss --xdp -p')"),
             };
             Error::with(ErrorKind::InUse, message, err.source)
         }

@@ -45,7 +45,7 @@ impl Lessor {
         for _ in 0..ACCEPT_BATCH_MAX {
             let is_full = |lessor: &Self| lessor.closers.open_count() - lessor.leases.len() >= count_max;
             if is_full(self) {
-                let oldest = self.pending.iter().position(|visitor| visitor.socket.is_none());
+                let oldest = self.pending.iter().position(|pending| pending.socket.is_none());
                 oldest.map(|at| self.pending.remove(at));
                 // It counts until a thread has closed it.
                 if is_full(self) {
@@ -84,18 +84,18 @@ impl Lessor {
     }
 
     pub(super) fn find_pending(&self, token: u64) -> Option<usize> {
-        self.pending.iter().position(|visitor| visitor.client.token == token)
+        self.pending.iter().position(|pending| pending.client.token == token)
     }
 
     /// Handles a message of a pending client, or the end of its connection. Only one request is
     /// valid.
     pub(super) fn handle_pending(&mut self, at: usize) {
-        let visitor = &self.pending[at];
-        let request = match Message::peek(visitor.client.connection.as_fd()) {
+        let pending = &self.pending[at];
+        let request = match Message::peek(pending.client.connection.as_fd()) {
             Err(err) if err.kind() == io::ErrorKind::WouldBlock => return,
             request => request.ok().flatten(),
         };
-        let has_requested = visitor.socket.is_some();
+        let has_requested = pending.socket.is_some();
         let PendingClient { client, since, .. } = self.pending.remove(at);
         match request {
             Some((Message::Request(secret), _)) if secret == self.lease_token.secret && !has_requested => {
@@ -118,24 +118,21 @@ impl Lessor {
 
     /// Leases queues to the clients with a request, in order.
     pub(super) fn grant_pending(&mut self) {
-        self.pending.retain(|visitor| visitor.socket.is_some() || visitor.since.elapsed() < REQUEST_TIMEOUT);
-        let asks = |visitor: &PendingClient| visitor.socket.is_some();
-        while let Some(at) = self.pending.iter().position(asks) {
-            let PendingClient { client: caller, since, socket: Some(socket) } = self.pending.remove(at)
-            else {
+        self.pending.retain(|pending| pending.socket.is_some() || pending.since.elapsed() < REQUEST_TIMEOUT);
+        let has_requested = |pending: &PendingClient| pending.socket.is_some();
+        while let Some(at) = self.pending.iter().position(has_requested) {
+            let PendingClient { client, since, socket: Some(socket) } = self.pending.remove(at) else {
                 return;
             };
             let waits = since.elapsed() < REQUEST_TIMEOUT;
-            let offer = self.offer(&caller, socket, waits);
+            let offer = self.offer(&client, socket, waits);
             if offer.as_ref().is_err_and(|err| err.kind() == io::ErrorKind::WouldBlock) {
                 // In order: queues that become free are for this client.
-                return self
-                    .pending
-                    .insert(at, PendingClient { client: caller, since, socket: Some(socket) });
+                return self.pending.insert(at, PendingClient { client, since, socket: Some(socket) });
             }
             match offer {
-                Ok(offer) => self.start(caller, offer),
-                Err(err) => caller.refuse(err.raw_os_error().unwrap_or(EPROTO)),
+                Ok(offer) => self.start(client, offer),
+                Err(err) => client.refuse(err.raw_os_error().unwrap_or(EPROTO)),
             }
         }
     }
@@ -152,7 +149,7 @@ impl Lessor {
                 return Ok(User::Other);
             }
         }
-        log::warn!("process {} of user {} gets no queues", peer.pid, peer.uid);
+        log::warn!("refused queues to process {} of user {}", peer.pid, peer.uid);
         Err(EACCES)
     }
 }

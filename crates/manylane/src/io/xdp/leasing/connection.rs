@@ -28,8 +28,8 @@ use std::thread;
 use std::time::Instant;
 
 use manylane_ipc::lease::{Fds, Message};
+use manylane_sys::epoll::{Epoll, EpollHandle};
 use manylane_sys::errno::EPROTO;
-use manylane_sys::measure::{Epoll, EpollHandle};
 use manylane_sys::sock::{self, SocketInfo};
 use manylane_sys::unix_socket::{self, PeerProcess};
 

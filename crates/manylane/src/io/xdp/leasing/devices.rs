@@ -52,7 +52,7 @@ struct QueueLease {
     released: Vec<LeasedQueue>,
 }
 
-/// Whether a process can be leased a queue.
+/// Availability of a queue for a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Availability {
     Available,
@@ -95,7 +95,7 @@ impl LeasedDevice {
             }
             Err(err) if err.source.raw_os_error() == Some(EBUSY) => Availability::Pending,
             Err(err) => {
-                log::warn!("{} queue {queue} is not leased: {err}", self.device.name);
+                log::warn!("cannot lease {} queue {queue}: {err}", self.device.name);
                 Availability::Unavailable
             }
         }
@@ -196,14 +196,14 @@ pub(super) fn attach(
             continue;
         }
         if let Some(why) = exclusion_reason(index, &name, &locals).or_else(|| spare(&name)) {
-            log::info!("engine xdp: {name} is left out: {why}");
+            log::info!("engine xdp: {name} skipped: {why}");
             left_out.push(format!("{name}: {why}"));
             continue;
         }
         match open(index) {
             Ok(device) => devices.push(device),
             Err(err) => {
-                log::info!("engine xdp: left out: {}", err.chain());
+                log::info!("engine xdp: device skipped: {}", err.chain());
                 left_out.push(err.chain());
                 last = Some(err.kind());
             }
@@ -214,9 +214,9 @@ pub(super) fn attach(
     }
     let kind = last.unwrap_or(ErrorKind::Unsupported);
     let message = match &left_out[..] {
-        [] => "no Ethernet device is up and has an address: there are no queues to lease".into(),
+        [] => "no queues to lease: no Ethernet device is up and has an address".into(),
         reasons => {
-            format!("no device can be used without being named (--interface): {}", reasons.join("; "))
+            format!("no device can be used unless it is named (--interface): {}", reasons.join("; "))
         }
     };
     Err(Error::new(kind, message))
@@ -229,7 +229,7 @@ fn exclusion_reason(device: u32, name: &str, locals: &LocalState) -> Option<Stri
         IpAddr::V6(_) => !checks::is_link_local(ip),
     };
     if !locals.addresses.iter().any(|(at, ip)| *at == device && is_global(*ip)) {
-        return Some("it has link-local addresses only".into());
+        return Some("it only has link-local addresses".into());
     }
     match sys::driver(name).as_deref() {
         Ok("veth") => {
@@ -246,7 +246,7 @@ fn exclusion_reason(device: u32, name: &str, locals: &LocalState) -> Option<Stri
         None => "cannot be read and may be 1",
     };
     Some(format!(
-        "net.ipv4.conf.{name}.rp_filter {state}, and XDP would take datagrams that this keeps from coming in by it"
+        "net.ipv4.conf.{name}.rp_filter {state}, and XDP would accept datagrams that this check drops"
     ))
 }
 

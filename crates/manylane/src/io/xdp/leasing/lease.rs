@@ -23,7 +23,7 @@ use crate::error::Result;
 use crate::io::filter::SocketIndex;
 use crate::io::xdp::checks;
 
-/// Time without an answer about its socket after which a lease ends.
+/// A lease ends if the state of its socket has been unknown for this long.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The lease of one socket of a program.
@@ -51,7 +51,7 @@ enum Stage {
     Closed,
 }
 
-/// What can be leased to a socket.
+/// Queues that can be leased to a socket.
 pub(super) struct Offer {
     addr: SocketAddr,
     cookie: u64,
@@ -62,11 +62,11 @@ pub(super) struct Offer {
 }
 
 impl Lessor {
-    /// What can be leased to a socket. For a caller that `waits`, the error `WouldBlock` means
-    /// that more will be available in a moment.
+    /// Finds queues that can be leased to a socket. For a client that `waits`, the error
+    /// `WouldBlock` means that more will be available in a moment.
     pub(super) fn offer(
         &mut self,
-        caller: &Client,
+        client: &Client,
         socket: RequestedSocket,
         waits: bool,
     ) -> io::Result<Offer> {
@@ -76,7 +76,7 @@ impl Lessor {
             return Err(refused(ENODEV));
         }
         if let Err(why) = verify_binding(about.cookie, addr.ip(), &self.sockets.find_by_port(addr.port())?) {
-            log::warn!("no queues are leased to {addr}: {why}");
+            log::warn!("no queues for {addr}: {why}");
             return Err(refused(ENODEV));
         }
         let all = self.routes.local_addresses();
@@ -85,7 +85,8 @@ impl Lessor {
         let mut queues = Vec::new();
         let in_use = |(_, leased): &(usize, &mut LeasedDevice)| !leased.device.is_gone();
         for (place, leased) in self.devices.iter_mut().enumerate().filter(in_use) {
-            // Each device may receive for a wildcard, but for an address only those that have it.
+            // Any device can receive for a wildcard address; for a specific one, only the devices
+            // that have it.
             let index = leased.device.index;
             if !wanted.is_unspecified() && !all.iter().any(|(at, ip)| (*at, *ip) == (index, wanted)) {
                 continue;
@@ -95,7 +96,7 @@ impl Lessor {
                 if queues.len() == lease::QUEUES_MAX {
                     break;
                 }
-                match leased.prepare(queue, &caller.process) {
+                match leased.prepare(queue, &client.process) {
                     Availability::Available => queues.push((place, queue)),
                     Availability::Unavailable => {}
                     Availability::Pending => is_late = true,
@@ -118,12 +119,12 @@ impl Lessor {
     }
 
     /// Starts a lease with an offer, and sends it.
-    pub(super) fn start(&mut self, caller: Client, offer: Offer) {
+    pub(super) fn start(&mut self, client: Client, offer: Offer) {
         let Offer { addr, cookie, only_v6, queues, next_hops: hops } = offer;
         let (numbers, members) = (Vec::new(), Vec::new());
         let mut lease = Lease {
             number: self.alloc_number(),
-            client: caller,
+            client,
             addr,
             cookie,
             only_v6,
@@ -145,7 +146,7 @@ impl Lessor {
         if !given {
             self.end(lease);
         } else {
-            log::debug!("{} queues are leased to {addr}", lease.members.len());
+            log::debug!("leased {} queues to {addr}", lease.members.len());
             self.leases.push(lease);
         }
     }
@@ -155,14 +156,14 @@ impl Lessor {
         let Some(leased) = queues.first().and_then(|(place, _)| self.devices.get_mut(*place)) else { return };
         let Ok(number) = leased.device.register(&[]) else { return };
         if let Err(err) = self.filter.attach(&leased.device.filters, number) {
-            log::warn!("{} is not leased: {}", leased.device.name, err.chain());
+            log::warn!("cannot lease queues of {}: {}", leased.device.name, err.chain());
             return leased.device.unregister(number);
         }
         let before = lease.members.len();
         for (_, queue) in queues {
             match leased.add_member(*queue, number, lease.number) {
                 Ok(member) => lease.members.extend(member),
-                Err(why) => log::warn!("{} queue {queue} is not leased: {}", leased.device.name, why.chain()),
+                Err(why) => log::warn!("cannot lease {} queue {queue}: {}", leased.device.name, why.chain()),
             }
         }
         if lease.members.len() == before {
@@ -207,8 +208,8 @@ impl Lessor {
         }
     }
 
-    /// True if the client has sent nothing since its command, and still has its end. Otherwise it
-    /// has given up: it would not receive the frames of queues that are opened now.
+    /// True if the client has sent nothing since its command, and has not closed the connection.
+    /// Otherwise it has given up, and would not receive the frames of queues that are opened now.
     fn is_awaiting_reply(&self, at: usize) -> bool {
         let next = Message::peek(self.leases[at].client.connection.as_fd());
         next.is_err_and(|err| err.kind() == io::ErrorKind::WouldBlock)
@@ -219,14 +220,16 @@ impl Lessor {
         let stands = self
             .sockets
             .find_by_port(lease.addr.port())
-            .map_or(Err("it cannot be asked for"), |all| verify_binding(lease.cookie, lease.addr.ip(), &all));
+            .map_or(Err("the kernel does not list its sockets"), |all| {
+                verify_binding(lease.cookie, lease.addr.ip(), &all)
+            });
         lease.stage = Stage::Open;
         let led = match stands {
             Ok(()) => self.bind_addresses(&self.leases[at]).map_err(|err| err.chain().to_string()),
             Err(why) => Err(why.to_owned()),
         };
         let Err(why) = led else { return Message::Opened };
-        log::warn!("{} is not led to its queues: {why}", self.leases[at].addr);
+        log::warn!("{} gets no datagrams from its queues: {why}", self.leases[at].addr);
         self.close_lease(at);
         Message::Refused(EPROTO)
     }
@@ -266,25 +269,26 @@ impl Lessor {
     pub(super) fn rebind_all(&self) {
         for lease in self.leases.iter().filter(|lease| lease.stage == Stage::Open) {
             if let Err(err) = self.bind_addresses(lease) {
-                log::warn!("the machine has changed, and XDP could not follow: {}", err.chain());
+                log::warn!("engine xdp: cannot follow a change of the machine's network: {}", err.chain());
             }
         }
     }
 
-    /// Ends the leases of sockets that were closed or rebound, or about which nothing is known.
+    /// Ends the leases of sockets that were closed or rebound, or whose state has been unknown for
+    /// too long.
     pub(super) fn check_sockets(&mut self) {
         for at in (0..self.leases.len()).rev() {
             let Lease { addr, cookie, verified, .. } = &mut self.leases[at];
             let stands = match self.sockets.find_by_port(addr.port()) {
                 Ok(all) => verify_binding(*cookie, addr.ip(), &all),
                 Err(_) if verified.elapsed() < CHECK_TIMEOUT => continue,
-                // It may have been closed, and the port be another program's.
-                Err(_) => Err("it cannot be asked for"),
+                // The socket may have been closed, and the port may belong to another program now.
+                Err(_) => Err("the kernel does not list its sockets"),
             };
             match stands {
                 Ok(()) => *verified = Instant::now(),
                 Err(why) => {
-                    log::debug!("{addr} has no queues any more: {why}");
+                    log::debug!("{addr} lost its queues: {why}");
                     self.end_at(at);
                 }
             }
@@ -357,7 +361,7 @@ fn verify_binding(cookie: u64, ip: IpAddr, all: &[BoundSocket]) -> std::result::
             || other.device != 0
             || other.ip != ours.ip && ours.matches(other.ip.to_canonical())
         {
-            return Err("another socket is bound to a part of it");
+            return Err("another socket is bound to a part of its addresses");
         }
     }
     Ok(())
@@ -369,7 +373,7 @@ mod tests {
 
     fn bound(cookie: u64, ip: &str) -> BoundSocket {
         let ip = ip.parse().unwrap();
-        BoundSocket { cookie, ip, only_v6: false, device: 0, is_connected: false, uid: 7 }
+        BoundSocket { cookie, ip, only_v6: false, device: 0, is_connected: false, uid: 7, inode: 0 }
     }
 
     #[test]

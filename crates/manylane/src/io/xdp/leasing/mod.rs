@@ -28,16 +28,15 @@ mod rings;
 mod tests;
 
 use std::io;
-use std::net::{Ipv4Addr, UdpSocket};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use manylane_ipc::lease::LeaseToken;
 use manylane_sys::bound_sockets::BoundSockets;
-use manylane_sys::measure::Epoll;
-use manylane_sys::sock;
+use manylane_sys::epoll::Epoll;
+use manylane_sys::netns;
 
 use self::clients::PendingClient;
 use self::connection::CloserThreads;
@@ -108,17 +107,16 @@ impl Lessor {
     pub fn open(names: Option<&[String]>, spare: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let routes = Routes::start()?;
         let devices = attach(&routes, names, &spare)?;
-        let failed = |err| Error::system("what programs are leased queues by", err);
+        let failed = |err| Error::system("creating the socket for leases", err);
         let ticket = LeaseToken::new().map_err(failed)?;
         let listener = ticket.listen().map_err(failed)?;
-        let probe = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).map_err(failed)?;
-        let namespace = sock::socket_info(probe.as_fd())
-            .map_err(|err| Error::system("asking for a network namespace (Linux 5.14)", err))?
-            .namespace;
+        let namespace = netns::cookie().map_err(|err| {
+            Error::system("reading the cookie of the network namespace (needs Linux 5.14)", err)
+        })?;
         let mut sockets = BoundSockets::default();
         sockets
             .find_by_port(1)
-            .map_err(|err| Error::system("asking for UDP sockets (CONFIG_INET_UDP_DIAG)", err))?;
+            .map_err(|err| Error::system("listing UDP sockets (needs CONFIG_INET_UDP_DIAG)", err))?;
         let watch = Epoll::new(EVENTS_MAX).map_err(failed)?;
         watch.add(&listener, LISTENER).map_err(failed)?;
         let has_changed = Arc::new(AtomicBool::new(false));
@@ -248,7 +246,7 @@ impl Lessor {
                 Ok(()) if !device.refresh() => "it was removed".into(),
                 Ok(()) => continue,
             };
-            log::warn!("engine xdp: {} is left to the kernel until the next start: {why}", device.name);
+            log::warn!("engine xdp: detached from {} until the next start: {why}", device.name);
             device.detach();
         }
         self.rebind_all();

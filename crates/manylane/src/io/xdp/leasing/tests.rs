@@ -8,12 +8,13 @@ use std::time::Duration;
 use manylane_ipc::lease::{Fds, Message};
 use manylane_sys::errno::ENODEV;
 use manylane_sys::netns::{NetNs, device_index};
+use manylane_sys::test_support::wait_for;
 use manylane_sys::unix_socket;
 
 use super::Lessor;
 use crate::config::LIMIT_SOURCES_DEFAULT;
 use crate::io::xdp::device::{AttachMode, Device};
-use crate::io::xdp::route::tests::{can_make_namespaces, run, set_sysctl, try_ip, wait_until};
+use crate::io::xdp::route::tests::{can_make_namespaces, run, set_sysctl, try_ip};
 use crate::io::xdp::route::xdp_program_id;
 use crate::skip;
 use crate::vlan::Vlan;
@@ -36,10 +37,11 @@ fn request(lessor: &mut Lessor, port: u16) -> (OwnedFd, UdpSocket, Option<Messag
     Message::Request(lessor.lease_token.secret).send(end.as_fd(), &[socket.as_fd()]).unwrap();
     lessor.accept_clients();
     lessor.handle_pending(0);
-    wait_until(|| {
+    let pending = || {
         lessor.take_received();
         lessor.find_pending(lessor.last_token).is_some()
-    });
+    };
+    wait_for("the request", pending, |is| *is);
     lessor.grant_pending();
     let answer = Message::receive(end.as_fd(), &mut Fds::default()).unwrap();
     (end, socket, answer)
@@ -104,7 +106,8 @@ fn netns_no_port_is_redirected_to_a_closed_lease() {
         assert!(send_command(&mut lessor, 1, &second, Message::Open));
         assert_eq!((bound_count(&lessor, 0), bound_count(&lessor, 1)), (0, led));
         add(ADDRESSES);
-        wait_until(|| lessor.routes.local_addresses().len() > 2 * ADDRESSES);
+        let count = || lessor.routes.local_addresses().len();
+        wait_for("the added addresses", count, |count| *count > 2 * ADDRESSES);
         assert!(send_command(&mut lessor, 1, &second, Message::Close));
         // The first lease ends, and the second one moves to its index.
         drop(first);
@@ -179,11 +182,12 @@ fn netns_an_enslaved_device_is_left_to_the_kernel() {
         assert_eq!(lessor.devices(), ["near"]);
         // A bond takes only devices that are down.
         assert!(try_ip(&ours, "link set near down\nlink set near master upper\nlink set near up\n"));
-        wait_until(|| {
+        let devices = || {
             lessor.resync();
-            device.is_gone()
-        });
-        wait_until(|| xdp_program_id(device.index).is_none());
+            (device.is_gone(), lessor.devices().join(" "))
+        };
+        wait_for("the device to be given up", devices, |(is_gone, _)| *is_gone);
+        wait_for("the program to be detached", || xdp_program_id(device.index), Option::is_none);
         assert!(lessor.devices().is_empty());
         // The program can still drain and close its queues, and no program gets new ones.
         assert!(send_command(&mut lessor, 0, &end, Message::Close));

@@ -138,7 +138,7 @@ impl Routes {
             let doing = "cannot follow the kernel's routes by netlink";
             match err.raw_os_error() {
                 Some(EAFNOSUPPORT) => {
-                    let advice = "netlink sockets are not allowed here (RestrictAddressFamilies=)";
+                    let advice = "netlink sockets are not permitted (systemd: RestrictAddressFamilies=)";
                     Error::with(ErrorKind::Permission, format!("{doing}: {advice}"), err)
                 }
                 _ => Error::system(doing, err),
@@ -149,7 +149,7 @@ impl Routes {
         let thread = thread::Builder::new()
             .name("manylane-routes".into())
             .spawn(move || worker.run())
-            .map_err(|err| Error::system("cannot start the thread that follows routes", err))?;
+            .map_err(|err| Error::system("starting the thread that follows routes", err))?;
         Ok(Arc::new(Self { shared, thread: thread.thread().clone() }))
     }
 

@@ -5,7 +5,8 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use netlink_packet_core::{NetlinkBuffer, NlasIterator, Parseable, parse_ip, parse_u32};
+use manylane_sys::netlink::{AttrReader, u32_at};
+use netlink_packet_core::{Parseable, parse_ip};
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
 use netlink_packet_route::link::{LinkFlags, LinkHeader, LinkLayerType};
@@ -92,15 +93,6 @@ pub(super) struct Route {
     pub(super) mtu: Option<u32>,
 }
 
-/// The messages of a datagram. Ends at the first invalid one.
-pub(super) fn messages(mut datagram: &[u8]) -> impl Iterator<Item = NetlinkBuffer<&[u8]>> {
-    std::iter::from_fn(move || {
-        let message = NetlinkBuffer::new_checked(datagram).ok()?;
-        datagram = datagram.get((message.length() as usize).next_multiple_of(4)..).unwrap_or_default();
-        Some(message)
-    })
-}
-
 /// Decodes a message; None if it is not relevant.
 pub(super) fn decode(kind: u16, payload: &[u8]) -> Option<KernelUpdate> {
     let fact = match kind {
@@ -119,19 +111,12 @@ struct Malformed;
 
 impl From<netlink_packet_core::DecodeError> for Malformed {
     fn from(err: netlink_packet_core::DecodeError) -> Self {
-        log::debug!("a message of rtnetlink cannot be read: {err}");
+        log::debug!("cannot parse an rtnetlink message: {err}");
         Malformed
     }
 }
 
 type Decoded = Result<Option<KernelUpdate>, Malformed>;
-
-/// The value of an attribute.
-fn find_attribute(attributes: &[u8], kind: u16) -> Option<&[u8]> {
-    const HEADER_LEN: usize = 4;
-    let found = NlasIterator::new(attributes).map_while(Result::ok).find(|found| found.kind() == kind)?;
-    found.into_inner().get(HEADER_LEN..usize::from(found.length()))
-}
 
 /// Reads only a few of a device's hundred attributes, some of which are deeply nested, so that a
 /// new or odd one does not prevent reading the others.
@@ -154,13 +139,11 @@ fn parse_link(kind: u16, payload: &[u8]) -> Decoded {
     if kind == RTM_DELLINK {
         return Ok(Some(KernelUpdate::LinkGone(header.index)));
     }
-    let attributes = payload.get(HEADER_LEN..).unwrap_or_default();
-    let number = |bytes: &[u8]| parse_u32(bytes).ok();
-    let inet6 = || {
-        find_attribute(find_attribute(attributes, IFLA_AF_SPEC)?, u16::from(u8::from(AddressFamily::Inet6)))
-    };
-    let conf6 = || find_attribute(inet6()?, IFLA_INET6_CONF)?.get(DEVCONF_MTU6 * 4..DEVCONF_MTU6 * 4 + 4);
-    let info_kind = || find_attribute(find_attribute(attributes, IFLA_LINKINFO)?, IFLA_INFO_KIND);
+    let attributes = AttrReader::after(payload, HEADER_LEN);
+    let inet6 =
+        attributes.nest(IFLA_AF_SPEC).and_then(|spec| spec.nest(u8::from(AddressFamily::Inet6).into()));
+    let conf6 = inet6.and_then(|inet6| inet6.find(IFLA_INET6_CONF));
+    let info_kind = attributes.nest(IFLA_LINKINFO).and_then(|info| info.find(IFLA_INFO_KIND));
     let up = header.flags.contains(LinkFlags::Up);
     Ok(Some(KernelUpdate::Link(
         header.index,
@@ -168,11 +151,11 @@ fn parse_link(kind: u16, payload: &[u8]) -> Decoded {
             ethernet: header.link_layer_type == LinkLayerType::Ether,
             up,
             running: up && header.flags.contains(LinkFlags::Running),
-            mac: find_attribute(attributes, IFLA_ADDRESS).and_then(|mac| mac.try_into().ok()),
-            mtu: find_attribute(attributes, IFLA_MTU).and_then(number),
-            mtu6: conf6().and_then(number),
-            master: find_attribute(attributes, IFLA_MASTER).and_then(number),
-            vrf: info_kind().is_some_and(|kind| kind == b"vrf\0"),
+            mac: attributes.find(IFLA_ADDRESS).and_then(|mac| mac.try_into().ok()),
+            mtu: attributes.u32(IFLA_MTU),
+            mtu6: conf6.and_then(|conf| u32_at(conf, DEVCONF_MTU6 * 4)),
+            master: attributes.u32(IFLA_MASTER),
+            vrf: info_kind.is_some_and(|kind| kind == b"vrf\0"),
         },
     )))
 }
@@ -185,9 +168,8 @@ pub(super) fn parse_xdp_program(ifindex: u32, payload: &[u8]) -> Option<u32> {
     /// and of the hardware.
     const PROG_ID_ATTRS: [u16; 4] = [4, 6, 5, 7];
     LinkHeader::parse(payload).ok().filter(|header| header.index == ifindex)?;
-    let about = find_attribute(payload.get(HEADER_LEN..)?, IFLA_XDP)?;
-    let number = |kind| find_attribute(about, kind).and_then(|bytes| parse_u32(bytes).ok());
-    PROG_ID_ATTRS.into_iter().find_map(number)
+    let xdp = AttrReader::after(payload, HEADER_LEN).nest(IFLA_XDP)?;
+    PROG_ID_ATTRS.into_iter().find_map(|kind| xdp.u32(kind))
 }
 
 fn parse_address(kind: u16, payload: &[u8]) -> Decoded {
@@ -265,7 +247,7 @@ fn parse_route(payload: &[u8]) -> Decoded {
         AddressFamily::Inet6 => [0; 16].into(),
         _ => return Ok(None),
     };
-    let destination = match find_attribute(payload.get(HEADER_LEN..).unwrap_or_default(), RTA_DST) {
+    let destination = match AttrReader::after(payload, HEADER_LEN).find(RTA_DST) {
         Some(bytes) => parse_ip(bytes)?,
         None if header.destination_prefix_length == 0 => none,
         None => return Err(Malformed),
@@ -314,6 +296,7 @@ pub(super) fn parse_route_reply(kind: u16, payload: &[u8]) -> Option<Route> {
 
 #[cfg(test)]
 mod tests {
+    use manylane_sys::netlink::messages;
     use proptest::prelude::*;
 
     use super::*;
@@ -481,7 +464,7 @@ mod tests {
             let _ = decode(kind, &bytes);
             let _ = parse_route_reply(RTM_NEWROUTE, &bytes);
             for message in messages(&bytes) {
-                let _ = decode(message.message_type(), message.payload());
+                let _ = decode(message.kind, message.payload);
             }
         }
 

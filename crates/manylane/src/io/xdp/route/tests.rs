@@ -9,6 +9,7 @@ use std::{fs, thread};
 
 use manylane_sys::netns::NetNs;
 use manylane_sys::process::run_isolated;
+use manylane_sys::test_support::wait_for;
 
 use super::*;
 use crate::skip;
@@ -81,7 +82,8 @@ impl Testbed {
             assert!(try_ip(namespace, &lines));
         }
         for device in ["near", "far"] {
-            wait_until(|| run(&world.local, || manylane_sys::netns::is_device_running(device).unwrap()));
+            let is_running = || run(&world.local, || manylane_sys::netns::is_device_running(device).unwrap());
+            wait_for(&format!("{device} to run"), is_running, |is| *is);
         }
         world
     }
@@ -125,14 +127,6 @@ const PERMANENT_NEIGHBOURS: &str = "neighbour replace 10.9.0.2 lladdr 02:00:00:0
 /// Matches an expected change, with the addresses after it.
 type ChangePredicate<'a> = dyn Fn(&Change, &[(u32, IpAddr)]) -> bool + 'a;
 
-pub(in crate::io::xdp) fn wait_until(mut condition: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < TEST_TIMEOUT, "it does not come");
-        thread::sleep(Duration::from_millis(1));
-    }
-}
-
 impl Reader {
     fn query_now(&mut self, local: &str, peer: &str) -> Option<NextHop> {
         self.refresh();
@@ -142,15 +136,8 @@ impl Reader {
     /// Queries until the result is `expected`.
     #[track_caller]
     fn expect(&mut self, local: &str, peer: &str, expected: Option<NextHop>) {
-        let start = Instant::now();
-        loop {
-            let answer = self.query_now(local, peer);
-            if answer == expected {
-                return;
-            }
-            assert!(start.elapsed() < TEST_TIMEOUT, "{local} to {peer}: {answer:?}, not {expected:?}");
-            thread::sleep(Duration::from_millis(1));
-        }
+        let what = format!("{expected:?} from {local} to {peer}");
+        wait_for(&what, || self.query_now(local, peer), |answer| *answer == expected);
     }
 
     /// Queries until the kernel has answered a later query, and checks that there is no result.
@@ -175,7 +162,7 @@ fn needs_no_privilege_and_ends() {
     drop(routes);
     assert!(!*lock(&shared.upgrade().unwrap().has_exited), "a reader keeps the thread");
     drop(reader);
-    wait_until(|| shared.upgrade().is_none());
+    wait_for("the thread to end (references)", || shared.strong_count(), |count| *count == 0);
 }
 
 #[test]
@@ -191,5 +178,5 @@ fn a_watcher_may_drop_the_last_reference() {
             watcher(&Change::Addresses);
         }
     }
-    wait_until(|| shared.upgrade().is_none());
+    wait_for("the thread to end (references)", || shared.strong_count(), |count| *count == 0);
 }

@@ -7,8 +7,8 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use manylane_ipc::next_hops::RouteKey;
-use manylane_sys::errno::ENOBUFS;
-use manylane_sys::measure::Epoll;
+use manylane_sys::epoll::Epoll;
+use manylane_sys::errno::{EBADMSG, ENOBUFS};
 
 use super::kernel_tables::{Effects, KernelTables};
 use super::netlink::{EventSocket, QUERIES_MAX, QuerySocket, RouteQuery};
@@ -117,7 +117,9 @@ impl Worker {
     pub(super) fn run(mut self) {
         while !self.shared.stop.load(Ordering::Acquire) {
             if let Err(err) = self.step() {
-                log::error!("routes are no longer followed, replies take the ordinary sockets: {err}");
+                log::error!(
+                    "engine xdp: lost track of routes, replies use kernel sockets from now on: {err}"
+                );
                 break;
             }
         }
@@ -158,7 +160,7 @@ impl Worker {
         });
         let more = match heard {
             Ok(more) => more,
-            Err(err) if err.raw_os_error() == Some(ENOBUFS) => {
+            Err(err) if matches!(err.raw_os_error(), Some(ENOBUFS | EBADMSG)) => {
                 effects.flush = true;
                 self.reload_at.get_or_insert(self.last_reload + RELOAD_INTERVAL);
                 true
@@ -171,7 +173,7 @@ impl Worker {
 
     /// Reads all tables anew.
     fn reload(&mut self) {
-        log::debug!("the kernel had more to tell than there was room for: reading its tables anew");
+        log::debug!("netlink messages were lost: reading the kernel's tables again");
         let mut effects = Effects::default();
         let loaded = load(&mut self.query_socket, &mut self.table);
         self.last_reload = Instant::now();
@@ -181,7 +183,7 @@ impl Worker {
                 self.reload_at = None;
             }
             Err(err) => {
-                log::warn!("reading the kernel's tables failed, and is tried again: {err}");
+                log::warn!("cannot read the kernel's tables, trying again: {err}");
                 self.reload_at = Some(self.last_reload + RELOAD_INTERVAL);
             }
         }
@@ -276,7 +278,7 @@ impl Worker {
         }
         if let Err(err) = outcome {
             // Queried again in the next epoch.
-            log::debug!("the kernel does not answer questions for routes: {err}");
+            log::debug!("the kernel does not answer route queries: {err}");
         }
     }
 

@@ -334,7 +334,7 @@ fn a_new_snapshot_reports_its_differences() {
         address(3, "10.0.0.2", true),
         KernelUpdate::Link(4, no_carrier),
         KernelUpdate::Link(5, LinkUpdate { master: Some(3), ..device() }),
-        // Nobody is told of its MTU.
+        // Its MTU is not reported.
         KernelUpdate::Link(6, LinkUpdate { mtu: Some(1400), ..device() }),
         KernelUpdate::Link(7, device()),
     ]);

@@ -70,7 +70,7 @@ fn netns_devices_and_addresses_change() {
         let addresses = observer.upgrade().map(|routes| routes.local_addresses());
         let _ = tell.send((*change, addresses.unwrap_or_default()));
     }));
-    let wait_for = |wanted: &ChangePredicate<'_>| loop {
+    let wait_for_change = |wanted: &ChangePredicate<'_>| loop {
         let (change, addresses) = told.recv_timeout(TEST_TIMEOUT).expect("a change");
         if wanted(&change, &addresses) {
             break;
@@ -85,13 +85,13 @@ fn netns_devices_and_addresses_change() {
     reader.expect("10.9.0.1", "10.9.0.2", Some(near));
 
     world.ip("address add 10.9.0.50/32 peer 10.9.0.60 dev near\n");
-    wait_for(&|change, all| *change == Change::Addresses && has(all, &near, "10.9.0.50"));
+    wait_for_change(&|change, all| *change == Change::Addresses && has(all, &near, "10.9.0.50"));
     assert!(!has(&routes.local_addresses(), &near, "10.9.0.60"));
     // Only after duplicate address detection the address exists, with a change.
     world.ip("address add fd09::50/64 dev near\n");
-    wait_for(&|change, all| *change == Change::Addresses && has(all, &near, "fd09::50"));
+    wait_for_change(&|change, all| *change == Change::Addresses && has(all, &near, "fd09::50"));
     world.ip("address del 10.9.0.50/32 peer 10.9.0.60 dev near\n");
-    wait_for(&|change, all| *change == Change::Addresses && !has(all, &near, "10.9.0.50"));
+    wait_for_change(&|change, all| *change == Change::Addresses && !has(all, &near, "10.9.0.50"));
 
     world.ip("link set near mtu 1450\n");
     reader.expect("10.9.0.1", "10.9.0.2", Some(NextHop { mtu: 1450, ..near }));
@@ -103,24 +103,24 @@ fn netns_devices_and_addresses_change() {
     let link = |up, gone| Change::Link { ifindex: near.ifindex, up, gone };
     // The peer takes the carrier down.
     assert!(try_ip(&world.peer, "link set near down\n"));
-    wait_for(&|change, _| *change == link(false, false));
+    wait_for_change(&|change, _| *change == link(false, false));
     reader.expect("10.9.0.1", "10.9.0.2", None);
     assert!(has(&routes.local_addresses(), &near, "10.9.0.1"), "up without a carrier");
     assert!(try_ip(&world.peer, "link set near up\n"));
-    wait_for(&|change, _| *change == link(true, false));
+    wait_for_change(&|change, _| *change == link(true, false));
     world.ip(PERMANENT_NEIGHBOURS);
     reader.expect("10.9.0.1", "10.9.0.2", Some(NextHop { mtu: 1450, source_mac: OTHER_MAC, ..near }));
 
     world.ip("link set near down\n");
-    wait_for(&|change, all| *change == Change::Addresses && !has(all, &near, "10.9.0.1"));
+    wait_for_change(&|change, all| *change == Change::Addresses && !has(all, &near, "10.9.0.1"));
     reader.expect("10.9.0.1", "10.9.0.2", None);
     reader.expect("10.8.0.1", "10.8.0.2", Some(far));
     world.ip("link del near\n");
-    wait_for(&|change, _| *change == link(false, true));
+    wait_for_change(&|change, _| *change == link(false, true));
     assert!(routes.local_addresses().iter().all(|(ifindex, _)| *ifindex != near.ifindex));
     world.ip("link add new type veth peer name other\n");
     let added = world.device("new");
-    wait_for(&|change, _| *change == Change::Link { ifindex: added, up: false, gone: false });
+    wait_for_change(&|change, _| *change == Change::Link { ifindex: added, up: false, gone: false });
 }
 
 #[test]
@@ -152,28 +152,26 @@ fn netns_a_next_hop_stays_in_force_while_others_change() {
         ("link set far up\n", &is_up),
     ] {
         world.ip(lines);
-        let start = Instant::now();
-        loop {
+        let mut changes = Vec::new();
+        let is_there = || {
             // Changes reported earlier belong to the previous step.
-            let is_there = told.try_iter().any(wanted);
+            changes.extend(told.try_iter());
             for (local, peer) in [("10.9.0.1", "10.9.0.2"), ("fd09::1", "fd09::2")] {
                 assert_eq!(reader.query_now(local, peer), Some(near), "{lines}");
             }
-            if is_there {
-                break;
-            }
-            assert!(start.elapsed() < TEST_TIMEOUT, "it does not come: {lines}");
-            thread::sleep(Duration::from_millis(1));
-        }
+            changes.clone()
+        };
+        wait_for(&format!("the change by {lines}"), is_there, |all| all.iter().copied().any(wanted));
     }
     // The kernel was queried again all the same, to be sure.
     reader.refresh();
     let (pair, epoch) = (RouteKey::new(ip("10.9.0.1"), ip("10.9.0.2")).unwrap(), epoch_of(reader.clock));
     let table = Arc::clone(&routes.shared.table);
-    wait_until(|| {
+    let query = || {
         reader.query_now("10.9.0.1", "10.9.0.2");
-        table.find(&pair, table.hash(&pair)).is_some_and(|found| found.epoch == epoch)
-    });
+        table.find(&pair, table.hash(&pair)).map(|found| found.epoch)
+    };
+    wait_for("the entry of the current epoch", query, |found| *found == Some(epoch));
 }
 
 #[test]
@@ -231,8 +229,14 @@ fn netns_lost_netlink_events_cause_a_resync() {
     release.send(()).unwrap();
     reader.expect("10.9.0.1", "10.9.0.2", Some(NextHop { mac: OTHER_MAC, ..world.near() }));
     let near = world.near().ifindex;
-    wait_until(|| routes.local_addresses().contains(&(near, ip("10.9.0.51"))));
-    wait_until(|| matches!(told.try_recv(), Ok(Change::Link { gone: true, .. })));
+    let added = (near, ip("10.9.0.51"));
+    wait_for("10.9.0.51", || routes.local_addresses(), |all| all.contains(&added));
+    wait_for(
+        "the end of a link",
+        || told.try_recv(),
+        |change| matches!(change, Ok(Change::Link { gone: true, .. })),
+    )
+    .unwrap();
 }
 
 #[test]
@@ -249,13 +253,14 @@ fn netns_a_pair_that_others_replaced_is_queried_again() {
     reader.expect("10.9.0.1", "192.0.2.1", Some(world.near()));
     let mut other = routes.reader();
     let mut flood = 0x1400_0000_u32;
-    wait_until(|| {
+    let send_to_others = || {
         for _ in 0..64 {
             flood += 1;
             other.next_hop(local, Ipv4Addr::from(flood).into());
         }
-        reader.next_hop(local, peer).is_none()
-    });
+        (flood, reader.next_hop(local, peer))
+    };
+    wait_for("the entry to be replaced", send_to_others, |(_, found)| found.is_none());
     thread::sleep(Duration::from_millis(50));
     assert_eq!(reader.next_hop(local, peer), None, "it was queried in this epoch");
     assert_eq!(reader.next_hop_again(local, peer), None);

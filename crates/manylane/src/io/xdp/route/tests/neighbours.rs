@@ -110,10 +110,10 @@ fn netns_a_gateway_changes_its_mac_and_disappears() {
     world.ip("neighbour replace 10.9.0.2 lladdr 02:00:00:00:00:09 dev near nud permanent\n");
     let stamp = stamp_of(reader.clock);
     let changed = NextHop { mac: OTHER_MAC, ..world.near() };
-    wait_until(|| peers.iter().all(|peer| reader.query_now("10.9.0.1", peer) == Some(changed)));
+    peers.iter().for_each(|peer| reader.expect("10.9.0.1", peer, Some(changed)));
     assert!(stamp_of(reader.clock).wrapping_sub(stamp) <= 1, "changed in place, not forgotten and asked for");
     world.ip("neighbour replace 10.9.0.2 dev near nud failed\n");
-    wait_until(|| peers.iter().all(|peer| reader.query_now("10.9.0.1", peer).is_none()));
+    peers.iter().for_each(|peer| reader.expect("10.9.0.1", peer, None));
     world.ip(PERMANENT_NEIGHBOURS);
     reader.expect("10.9.0.1", &peers[0], Some(world.near()));
     world.ip("neighbour del 10.9.0.2 dev near\n");
@@ -140,10 +140,11 @@ fn netns_a_stale_neighbour_is_used_but_the_kernel_is_reminded() {
     world.ip(PERMANENT_NEIGHBOURS);
     let turns = |reader: &mut Reader, number: u16, check: &dyn Fn(Option<NextHop>)| {
         let start = epoch_of(reader.clock);
-        wait_until(|| {
+        let query = || {
             check(ask(reader));
-            epoch_of(reader.clock).wrapping_sub(start) >= number
-        });
+            epoch_of(reader.clock).wrapping_sub(start)
+        };
+        wait_for(&format!("{number} epochs"), query, |passed| *passed >= number);
     };
     turns(&mut reader, 2, &|_| ());
     reader.expect("10.9.0.1", "10.9.0.2", Some(world.near()));
@@ -161,7 +162,8 @@ fn netns_unused_entries_expire() {
     reader.expect("10.9.0.1", "10.9.0.2", Some(world.near()));
     let table = &routes.shared.table;
     let pair = RouteKey::new(ip("10.9.0.1"), ip("10.9.0.2")).unwrap();
-    wait_until(|| table.find(&pair, table.hash(&pair)).is_none());
+    let epoch = || table.find(&pair, table.hash(&pair)).map(|found| found.epoch);
+    wait_for("the entry to expire (epoch)", epoch, Option::is_none);
     reader.expect("10.9.0.1", "10.9.0.2", Some(world.near()));
 }
 

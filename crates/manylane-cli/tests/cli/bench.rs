@@ -1,0 +1,166 @@
+//! `manylane bench`: its checks, documents and reports.
+
+use std::fs;
+
+use manylane_testbed::skip;
+
+use crate::program::{self, folder, manylane, run, stderr, stdout};
+
+/// Options are checked even before the report's folder is made, which is just before the testbed.
+#[test]
+fn benchmarks_check_their_options_before_they_make_a_testbed() {
+    for (words, hint) in [
+        (&["rx", "--testbed", "--batch", "16,64"][..], "bench replies"),
+        (&["echo", "--testbed", "--batch", "16,64"], "bench replies"),
+        (&["gso", "--batch", "16,64"], "bench replies"),
+        (&["churn", "--testbed", "--batch", "16,64"], "bench replies"),
+        (&["rtt", "--testbed", "--batch", "16,64"], "bench replies"),
+        (&["rtt", "--testbed", "--size", "7"], "8 bytes"),
+        (&["flap", "--batch", "16,64"], "bench replies"),
+        (&["flood", "--batch", "16,64"], "bench replies"),
+        (&["flood", "--size", "64"], "32 bytes"),
+        (&["flap", "--receiver-cpus", "4095"], "CPU 4095"),
+    ] {
+        let out = folder("bench-unchecked");
+        let mut command = manylane(&[&["bench"], words, &["--out", out.to_str().unwrap()]].concat());
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{words:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(hint), "{words:?} does not hint at {hint}: {}", stderr(&output));
+        assert!(output.stdout.is_empty() && !out.exists(), "{words:?}");
+    }
+}
+
+/// Receivers that need a device, which loopback does not have, whatever the privileges.
+#[test]
+fn benchmarks_do_not_start_with_receivers_that_cannot_run() {
+    for (words, hint) in [
+        (&["rx", "--loopback", "--receivers", "lane/mmsg,lane/xdp"][..], "lane/xdp needs a device"),
+        (&["gso", "--receivers", "xsk/raw"], "xsk/raw needs a device"),
+        (&["batch", "--loopback", "--receivers", "lane/xdp"], "lane/xdp needs a device"),
+        (&["rtt", "--loopback", "--contenders", "lane/xdp+spin:50"], "needs a device"),
+        (&["rtt", "--loopback", "--placements", "rps-server"], "needs a testbed"),
+    ] {
+        let out = folder("bench-unavailable");
+        let output = run(&[&["bench"], words, &["--out", out.to_str().unwrap()]].concat());
+        assert_eq!(output.status.code(), Some(1), "{words:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(hint), "{words:?} does not hint at {hint}: {}", stderr(&output));
+        assert!(output.stdout.is_empty() && !out.exists(), "{words:?}");
+    }
+    let file = folder("bench-out-is-a-file");
+    fs::write(&file, "").unwrap();
+    let output = run(&["bench", "rx", "--loopback", "--out", file.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("another folder with --out"), "{}", stderr(&output));
+}
+
+#[test]
+fn loopback_bench_rx_writes_one_document_and_a_report() {
+    let out = folder("bench-rx");
+    let words =
+        ["bench", "rx", "--loopback", "--quick", "--json", "--rate", "5k", "--out", out.to_str().unwrap()];
+    let more = ["--threads", "1,2", "--rounds", "2", "--duration", "30ms", "--size", "10,100"];
+    let output = run(&[&words[..], &more].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let document = program::document(&stdout(&output));
+    assert_eq!(document["schema"], "manylane.bench.rx.v1");
+    let rows = document["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 5 * 2 * 2);
+    for row in rows {
+        let samples = row["samples"].as_array().unwrap();
+        assert_eq!(samples.len(), 2);
+        // A receiver without CPU delivers all of them after the time that `delivered_pps` is about.
+        assert!(samples.iter().all(|sample| sample["delivered"].as_u64().unwrap() > 0), "{row}");
+        assert!(row["rx_cpu_ns"].as_f64().unwrap() > 0.0, "{row}");
+    }
+    let kept = fs::read_to_string(out.join("bench-rx.json")).unwrap();
+    assert_eq!(program::document(&kept), document);
+    let page = fs::read_to_string(out.join("bench-rx.html")).unwrap();
+    assert!(page.contains("<svg") && page.contains("lane/mmsg"));
+}
+
+#[test]
+fn loopback_bench_replies_counts_every_reply() {
+    let out = folder("bench-echo");
+    let words =
+        ["bench", "echo", "--loopback", "--quick", "--json", "--rate", "2k", "--out", out.to_str().unwrap()];
+    let more = ["--threads", "2", "--rounds", "2", "--duration", "50ms", "--recv-buffer", "4M"];
+    let output = run(&[&words[..], &more].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let document = program::document(&stdout(&output));
+    assert_eq!(document["schema"], "manylane.bench.echo.v1");
+    let rows = document["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 5);
+    for sample in rows.iter().flat_map(|row| row["samples"].as_array().unwrap()) {
+        assert!(sample["sent"].as_u64().unwrap() > 0, "{sample}");
+        assert_eq!((&sample["delivered"], &sample["taken"]), (&sample["sent"], &sample["sent"]), "{sample}");
+    }
+    let page = fs::read_to_string(out.join("bench-echo.html")).unwrap();
+    assert!(page.contains("per answered request") && !page.contains("per datagram"));
+}
+
+#[test]
+fn loopback_bench_rtt_has_a_row_for_each_contender_and_load() {
+    let out = folder("bench-rtt");
+    let words =
+        ["bench", "rtt", "--loopback", "--quick", "--json", "--rate", "2k", "--out", out.to_str().unwrap()];
+    let more = ["--rounds", "2", "--duration", "20ms", "--size", "20", "--recv-buffer", "4M", "--contenders"];
+    let contenders =
+        ["socket/recvfrom", "socket/recvfrom+spin:1000", "lane/mmsg+spin:50", "lane/mmsg+adaptive"];
+    let output = run(&[&words[..], &more, &[&contenders.join(",")]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let document = program::document(&stdout(&output));
+    assert_eq!(document["schema"], "manylane.bench.rtt.v1");
+    let rows = document["rows"].as_array().unwrap();
+    // A ping-pong, an open loop, and an idle sample.
+    assert_eq!(rows.len(), contenders.len() * 3);
+    for row in rows {
+        assert_eq!(row["samples"].as_array().unwrap().len(), 2);
+        let times = ["p50_ns", "p90_ns", "p99_ns", "p999_ns"].map(|name| row[name].as_f64().unwrap());
+        let is_idle = row["mode"] == "idle";
+        assert!(times.is_sorted() && (times[0] > 0.0) != is_idle, "{row}");
+        if row["mode"] == "open" {
+            assert_eq!((&row["rate"], &row["arrivals"]), (&2000.0.into(), &"even".into()));
+            assert!(row["samples"][0]["sent"] == 40 && row["samples"][0]["delivered"] == 40, "{row}");
+        }
+    }
+    let kept = fs::read_to_string(out.join("bench-rtt.json")).unwrap();
+    assert_eq!(program::document(&kept), document);
+    let page = fs::read_to_string(out.join("bench-rtt.html")).unwrap();
+    assert!(page.contains("<svg") && page.contains("lane/mmsg+adaptive"));
+}
+
+#[test]
+fn netns_bench_flap_writes_one_document() {
+    if !skip::need_root("netns_bench_flap_writes_one_document") {
+        return;
+    }
+    let out = folder("bench-flap");
+    let words = ["bench", "flap", "--rate", "2k", "--rounds", "2", "--duration", "50ms", "--out"];
+    let more = ["--events", "nothing,sender-link", "--receivers", "lane/mmsg", "--json"];
+    let output = run(&[&words[..], &[out.to_str().unwrap()], &more].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let document = program::document(&stdout(&output));
+    assert_eq!(document["schema"], "manylane.bench.flap.v1");
+    let rows = document["rows"].as_array().unwrap();
+    let events: Vec<&str> = rows.iter().map(|row| row["event"].as_str().unwrap()).collect();
+    assert_eq!(events, ["nothing", "sender-link"]);
+    assert_eq!(rows[0]["lost_most"], 0, "{}", rows[0]);
+    assert!(rows[1]["refused"].as_f64().unwrap() > 0.0, "{}", rows[1]);
+    let kept = fs::read_to_string(out.join("bench-flap.json")).unwrap();
+    assert_eq!(program::document(&kept), document);
+    let page = fs::read_to_string(out.join("bench-flap.html")).unwrap();
+    assert!(page.contains("<svg") && page.contains("<td>sender-link"));
+}
+
+#[test]
+fn loopback_added_and_removed_lanes_lose_no_datagrams() {
+    let out = folder("bench-churn");
+    let words = ["bench", "churn", "--loopback", "--json", "--rate", "2k", "--out", out.to_str().unwrap()];
+    let output = run(&[&words[..], &["--duration", "1s", "--change-interval", "50ms"]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let row = &program::document(&stdout(&output))["rows"][0];
+    assert_eq!(row["lost"], 0, "{row}");
+    assert!(row["added"].as_u64().unwrap() > 0 && row["sent"].as_u64().unwrap() > 0, "{row}");
+    let page = fs::read_to_string(out.join("bench-churn.html")).unwrap();
+    assert!(page.contains("<svg") && page.contains("<th>lost"));
+}

@@ -1,0 +1,92 @@
+//! The devices that are open in this process, for sockets that share one.
+
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use manylane_sys::errno::ENOPROTOOPT;
+use manylane_sys::netns;
+
+use super::Device;
+use crate::error::{Error, Result};
+
+/// Devices that are open in this process, and those that were open in the namespaces used last:
+/// namespace, index, device. A device that got the index of an earlier one in its namespace is
+/// taken for that one: opening it may wait for a queue that another process has open.
+static OPEN_DEVICES: Mutex<Vec<OpenDevice>> = Mutex::new(Vec::new());
+
+type OpenDevice = (Namespace, u32, Weak<Device>);
+
+/// The identity of a network namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Namespace {
+    Cookie(u64),
+    /// Before Linux 5.14. It is reused.
+    Inode(u64),
+}
+
+impl Namespace {
+    /// That of the calling thread.
+    fn current() -> io::Result<Self> {
+        let inode = || Ok(std::fs::metadata("/proc/thread-self/ns/net")?.ino());
+        Self::from_cookie(netns::cookie(), inode)
+    }
+
+    fn from_cookie(cookie: io::Result<u64>, inode: impl Fn() -> io::Result<u64>) -> io::Result<Self> {
+        match cookie {
+            Err(err) if err.raw_os_error() == Some(ENOPROTOOPT) => inode().map(Self::Inode),
+            cookie => cookie.map(Self::Cookie),
+        }
+    }
+}
+
+/// The device `index` of the calling thread's namespace, if it is open in this process; otherwise
+/// what `open` returns, which is told whether it was open before.
+pub(super) fn find_or_open(index: u32, open: impl FnOnce(bool) -> Result<Device>) -> Result<Arc<Device>> {
+    let namespace =
+        Namespace::current().map_err(|err| Error::system("identifying the network namespace", err))?;
+    let mut all = OPEN_DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = all.iter_mut().find(|(space, at, _)| (*space, *at) == (namespace, index));
+    let there = known.as_ref().and_then(|(_, _, device)| device.upgrade());
+    if let Some(device) = there.filter(|device| !device.is_gone()) {
+        return Ok(device);
+    }
+    let device = Arc::new(open(known.is_some())?);
+    match known {
+        Some((_, _, known)) => *known = Arc::downgrade(&device),
+        None => remember(&mut all, (namespace, index, Arc::downgrade(&device))),
+    }
+    Ok(device)
+}
+
+/// Adds a device, and forgets the closed ones of other namespaces, which may be gone.
+fn remember(open: &mut Vec<OpenDevice>, new: OpenDevice) {
+    open.retain(|(namespace, _, device)| *namespace == new.0 || device.strong_count() > 0);
+    open.push(new);
+}
+
+#[cfg(test)]
+mod tests {
+    use manylane_sys::errno::EMFILE;
+
+    use super::*;
+
+    #[test]
+    fn only_a_kernel_without_cookies_has_namespaces_with_inodes() {
+        let failed = |errno| Err(io::Error::from_raw_os_error(errno));
+        let inode = || Ok(7);
+        assert_eq!(Namespace::from_cookie(Ok(7), inode).unwrap(), Namespace::Cookie(7));
+        assert_eq!(Namespace::from_cookie(failed(ENOPROTOOPT), inode).unwrap(), Namespace::Inode(7));
+        let err = Namespace::from_cookie(failed(EMFILE), inode).unwrap_err();
+        assert_eq!(err.raw_os_error(), Some(EMFILE));
+    }
+
+    #[test]
+    fn closed_devices_of_other_namespaces_are_forgotten() {
+        let device = |namespace, index| (Namespace::Cookie(namespace), index, Weak::new());
+        let mut open = vec![device(1, 1), device(2, 1), device(3, 1)];
+        remember(&mut open, device(2, 2));
+        let left: Vec<_> = open.iter().map(|(namespace, index, _)| (*namespace, *index)).collect();
+        assert_eq!(left, [(Namespace::Cookie(2), 1), (Namespace::Cookie(2), 2)]);
+    }
+}
