@@ -59,11 +59,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
     pub(crate) fn wait_on(&self, lane: usize) -> Option<isize> {
         self.start_timeout();
         self.member.state.store(WAITS_ON + lane as u32, Ordering::Release);
-        if let Some(answer) = self.poll_first(lane) {
-            self.member.finish_wait();
-            self.member.beat();
-            return Some(answer);
-        }
+        self.defer_signals();
         let with_queues = queues::is_open(self.shared);
         let answer = if with_queues {
             self.wait_for_queues(lane)
@@ -148,11 +144,5 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
     /// True if a signal handler interrupts the call.
     fn is_interruptible(&self) -> bool {
         !signals::should_restart() || self.timeout_us.get() != 0
-    }
-
-    /// Before the first wait of the call, if a handler would interrupt it: returns a queued
-    /// datagram, or defers signals.
-    fn poll_first(&self, lane: usize) -> Option<isize> {
-        if self.is_interruptible() { self.signals.poll_before_wait(|| self.try_lane(lane)) } else { None }
     }
 }

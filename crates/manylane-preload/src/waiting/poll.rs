@@ -276,12 +276,17 @@ fn poll_loop(
         let waits = !now && !frames;
         let mut answer = if any {
             let all = Cell::from_mut(&mut all[..count]).as_slice_of_cells();
-            let wait = |time| real::ppoll_cells(all, own, timespec_of(time), deferred.wait_mask(mask));
+            let wait = |time: Duration| {
+                if !time.is_zero() {
+                    deferred.defer();
+                }
+                real::ppoll_cells(all, own, timespec_of(time), deferred.wait_mask(mask))
+            };
             if waits {
                 let entries = &all[..fds.len()];
                 let coalesce = || rx_coalesce(fds, entries, own, until, (deferred, mask));
                 let delayed = if has_waited { None } else { coalesce() };
-                delayed.unwrap_or_else(|| deferred.wait(until.slice(), wait))
+                delayed.unwrap_or_else(|| wait(until.slice()))
             } else {
                 wait(Duration::ZERO)
             }

@@ -221,6 +221,9 @@ fn wait_loop(
         let left_out = if any && first { epoll.truncated.swap(0, Ordering::Relaxed) } else { 0 };
         let due = left_out == KERNEL_FIRST || started.is_due && !in_vain;
         let wait = |time: Duration| {
+            if !time.is_zero() {
+                deferred.defer();
+            }
             let mask = deferred.wait_mask(mask);
             if started.may_have_frames {
                 return wait_with_queues(epoll, epfd, events, time, mask);
@@ -241,8 +244,8 @@ fn wait_loop(
                 out.count
             }
             true if first && !due => rx_coalesce(started.coalescing_fd, until, (deferred, mask), wait)
-                .unwrap_or_else(|| deferred.wait(until.slice(), wait)),
-            true => deferred.wait(slice, wait),
+                .unwrap_or_else(|| wait(until.slice())),
+            true => wait(slice),
             false if first => {
                 send_batch::flush();
                 native()
