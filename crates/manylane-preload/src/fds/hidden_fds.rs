@@ -224,7 +224,7 @@ fn masked_fd(fd: c_int) -> c_int {
 /// [`kernel_fd`].
 #[inline]
 pub(crate) fn sock(fd: c_int) -> Result<&'static Sock, c_int> {
-    table::sock(fd).ok_or_else(|| kernel_fd(fd))
+    table::sock_or_entry(fd).map_err(|entry| if entry == Entry::Hidden { masked_fd(fd) } else { fd })
 }
 
 /// The process's limit of open files.

@@ -75,17 +75,17 @@ pub(crate) fn entry(fd: c_int) -> Entry {
     Entry::from_word(word(fd))
 }
 
-/// True if `fd` has an entry.
+/// The UDP socket behind `fd`, or another entry.
 #[inline]
-pub(crate) fn is_tracked(fd: c_int) -> bool {
-    word(fd) != 0
+pub(crate) fn sock_or_entry(fd: c_int) -> Result<&'static Sock, Entry> {
+    let word = word(fd);
+    if word & KIND_MASK == SOCK { Ok(Sock::at(word & !KIND_MASK)) } else { Err(Entry::from_word(word)) }
 }
 
 /// The UDP socket behind `fd`.
 #[inline]
 pub(crate) fn sock(fd: c_int) -> Option<&'static Sock> {
-    let word = word(fd);
-    (word & KIND_MASK == SOCK).then(|| Sock::at(word & !KIND_MASK))
+    sock_or_entry(fd).ok()
 }
 
 /// Sets the entry of `fd`, and returns the one before. None, and nothing is set, if there is no

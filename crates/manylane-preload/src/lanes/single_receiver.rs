@@ -1,6 +1,6 @@
 //! The single receiver of a socket: its calls are the C library's own.
 //!
-//! Such a socket has no lanes, no queues, no second kernel socket and no bound on a wait. The
+//! Such a socket has no lane that is steered to, no queues and no bound on a wait. The
 //! library checks that this is so, marks that the thread may be in a wait without a bound, and
 //! counts.
 
@@ -11,13 +11,13 @@ use crate::shared::sock::{Member, PROVEN_RECEIVES_MIN, SINGLE, Shared, Sock, UNB
 use crate::shared::thread;
 
 /// Starts a wait of the calling thread by the program's own call. None unless it is the single
-/// receiver, and has received so often that its receives need not be counted.
+/// receiver, and is known to come back.
 #[inline]
 pub(crate) fn start_wait<'a>(sock: &Sock, shared: &'a Shared) -> Option<&'a Member> {
     if shared.mode() != SINGLE || leasing::may_have_queues(shared) {
         return None;
     }
-    let member = thread::cached_member(sock, shared)?;
+    let member = thread::member(sock, shared)?;
     let is_proven = member.receives.load(Ordering::Relaxed) >= PROVEN_RECEIVES_MIN;
     (is_proven && start_wait_of(shared, member)).then_some(member)
 }
@@ -26,6 +26,9 @@ pub(crate) fn start_wait<'a>(sock: &Sock, shared: &'a Shared) -> Option<&'a Memb
 /// the single receiver.
 #[inline]
 pub(crate) fn start_wait_of(shared: &Shared, member: &Member) -> bool {
+    if shared.mode() != SINGLE {
+        return false;
+    }
     // SeqCst, as where lanes are created: either this thread sees the changed mode, or the other
     // one sees this state.
     member.state.swap(UNBOUNDED, Ordering::SeqCst);

@@ -107,7 +107,7 @@ pub(crate) fn claim_slot(tid: u32, addr: Option<SocketAddr>, inode: u64) -> u32 
 /// The report slot of a member. By index, not address: other processes may write the members,
 /// which must hold no pointers.
 #[inline]
-pub(crate) fn slot_of(member: &Member) -> Option<&'static Receiver> {
+fn slot_of(member: &Member) -> Option<&'static Receiver> {
     let slot = member.slot.load(Ordering::Relaxed);
     if slot == 0 { None } else { report()?.receivers.get(slot as usize - 1) }
 }

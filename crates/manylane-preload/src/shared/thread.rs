@@ -9,7 +9,7 @@ use crate::shared::sock::{Member, Shared, Sock};
 use crate::shared::{liveness, processes};
 
 /// Sockets whose member a thread caches; for others it is searched.
-const MEMBER_CACHE_SIZE: usize = 8;
+const MEMBER_CACHE_SIZE: usize = 32;
 /// The thread cannot get a liveness token.
 const NO_LIVENESS: u64 = u64::MAX;
 
@@ -152,6 +152,22 @@ fn cache_place(sock: &Sock) -> (usize, usize) {
     (at, at / align_of::<Sock>() % MEMBER_CACHE_SIZE)
 }
 
+/// The calling thread's member in `sock`, if it has one.
+#[inline]
+pub(crate) fn member<'a>(sock: &Sock, shared: &'a Shared) -> Option<&'a Member> {
+    cached_member(sock, shared).or_else(|| find_member(sock, shared))
+}
+
+/// The member that another socket's has replaced in the cache.
+#[cold]
+fn find_member<'a>(sock: &Sock, shared: &'a Shared) -> Option<&'a Member> {
+    let own = id();
+    let is_own = |member: &&Member| member.thread_id.load(Ordering::Relaxed) == own;
+    let (at, member) = shared.joined_members().iter().enumerate().find(|(_, member)| is_own(member))?;
+    cache_member(sock, at);
+    Some(member)
+}
+
 /// The calling thread's member in `sock`, if it is cached.
 #[inline]
 pub(crate) fn cached_member<'a>(sock: &Sock, shared: &'a Shared) -> Option<&'a Member> {
@@ -187,4 +203,32 @@ pub(crate) fn take_peeked(sock: &Sock) -> Option<usize> {
             lane as usize
         })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shared::memory;
+
+    /// One thread may receive on any number of sockets.
+    #[test]
+    fn a_member_that_left_the_cache_is_found_again() {
+        let socks = memory::map::<Sock>(2 * MEMBER_CACHE_SIZE, false).unwrap();
+        let shared = memory::map::<Shared>(1, true).unwrap();
+        let shared = &shared[0];
+        for (at, thread_id) in [(0, u64::MAX), (1, id())] {
+            shared.members[at].thread_id.store(thread_id, Ordering::Relaxed);
+        }
+        shared.joined.store(2, Ordering::Relaxed);
+        for _ in 0..2 {
+            for sock in socks {
+                let found = member(sock, shared).unwrap();
+                assert!(std::ptr::eq(found, &shared.members[1]));
+            }
+        }
+        assert!(cached_member(&socks[0], shared).is_none());
+        assert!(cached_member(&socks[MEMBER_CACHE_SIZE], shared).is_some());
+        shared.members[1].thread_id.store(0, Ordering::Relaxed);
+        assert!(socks.iter().all(|sock| member(sock, shared).is_none()));
+    }
 }

@@ -237,10 +237,11 @@ fn managed(fd: c_int) -> Result<(&'static Sock, &'static Shared), c_int> {
 }
 
 /// The program's own call failed: true if the library has to receive. The bound that waits have
-/// since a second receiver joined may have ended it, or the descriptor was closed unseen.
+/// since a second receiver joined may have ended it, or the descriptor was closed unseen. The bound
+/// is set before the mode changes, and cleared after the socket became plain.
 #[cold]
 fn should_retry(sock: &Sock, shared: &Shared, fd: c_int) -> bool {
-    let has_others = || shared.mode() != SINGLE;
+    let has_others = || shared.bounded.load(Ordering::Acquire) != 0 || shared.mode() != SINGLE;
     match real::errno() {
         EAGAIN => has_others(),
         EINTR => has_others() && signals::should_restart() && shared.timeout_us.load(Ordering::Relaxed) == 0,
@@ -300,7 +301,8 @@ fn receive_alone(
     Some(answer)
 }
 
-/// As [`receive`], for all but a single receiver, whose calls need few registers and little stack.
+/// [`receive`] for all but a single receiver. Not inlined, so that a single receiver's calls do not
+/// save the registers and reserve the stack that this needs.
 #[inline(never)]
 fn receive_by_library<'a>(
     fd: c_int,

@@ -59,7 +59,15 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
     pub(crate) fn wait_on(&self, lane: usize) -> Option<isize> {
         self.start_timeout();
         self.member.state.store(WAITS_ON + lane as u32, Ordering::Release);
-        self.defer_signals();
+        if self.must_defer_signals() {
+            // If a datagram is there, the signal mask need not change.
+            if let Some(answer) = self.try_lane(lane) {
+                self.member.finish_wait();
+                self.member.beat();
+                return Some(answer);
+            }
+            self.signals.defer();
+        }
         let with_queues = queues::is_open(self.shared);
         let answer = if with_queues {
             self.wait_for_queues(lane)
@@ -136,13 +144,15 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
 
     /// Defers signals before a wait in slices, so that a handler interrupts it at any time.
     pub(crate) fn defer_signals(&self) {
-        if self.is_interruptible() {
+        if self.must_defer_signals() {
             self.signals.defer();
         }
     }
 
-    /// True if a signal handler interrupts the call.
-    fn is_interruptible(&self) -> bool {
-        !signals::should_restart() || self.timeout_us.get() != 0
+    /// True if the program has signal handlers that interrupt the call, and signals are not deferred
+    /// yet.
+    fn must_defer_signals(&self) -> bool {
+        let is_interruptible = !signals::should_restart() || self.timeout_us.get() != 0;
+        is_interruptible && signals::has_handlers() && !self.signals.is_active()
     }
 }

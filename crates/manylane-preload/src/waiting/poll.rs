@@ -11,14 +11,14 @@ use crate::batching::readiness::ready_in_memory;
 use crate::batching::{rx_coalesce, send_batch};
 use crate::fds::hidden_fds;
 use crate::fds::sock_fds::{self, is_managed};
-use crate::fds::table;
+use crate::fds::table::{self, Entry};
 use crate::group::coverage;
 use crate::lanes::{entries, fallback, single_receiver};
 use crate::shared::sock::{Member, Shared, Sock};
 use crate::shared::thread;
 use crate::transfer::detached;
 use crate::waiting::wait::{
-    Deadline, WaitMode, finish_wait, is_poll_overdue, start_unsliced, start_wait, timespec_of,
+    Deadline, WaitMode, cancel_wait, finish_wait, is_poll_overdue, start_unsliced, start_wait, timespec_of,
 };
 use crate::xdp::queues;
 
@@ -36,11 +36,11 @@ pub(crate) unsafe fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_
             send_batch::flush();
             return own(timeout);
         };
-        if let Some(answer) = poll_alone(slice, |_| own(timeout)) {
+        let native = |slice: &mut [pollfd]| call::poll(slice.as_mut_ptr(), count, timeout);
+        if let Some(answer) = poll_alone(slice, native) {
             return answer;
         }
         let until = Deadline::from_ms(timeout);
-        let native = |slice: &mut [pollfd]| call::poll(slice.as_mut_ptr(), count, timeout);
         poll_sliced(slice, Caller::Poll, until, None, native)
             .unwrap_or_else(|| poll(fds, count, until.remaining_ms()))
     }
@@ -73,12 +73,12 @@ pub(crate) unsafe fn ppoll(
             send_batch::flush();
             return own(timeout);
         };
-        if let Some(answer) = poll_alone(slice, |_| own(timeout)) {
+        let native = |slice: &mut [pollfd]| call::ppoll(slice.as_mut_ptr(), count, timeout, mask);
+        if let Some(answer) = poll_alone(slice, native) {
             return answer;
         }
         // The kernel must refuse an invalid timeout.
         let Some(until) = Deadline::from_timespec(timeout.as_ref()) else { return own(timeout) };
-        let native = |slice: &mut [pollfd]| call::ppoll(slice.as_mut_ptr(), count, timeout, mask);
         poll_sliced(slice, Caller::Poll, until, mask.as_ref(), native)
             .unwrap_or_else(|| until.with_timespec(|left| ppoll(fds, count, left, mask)))
     }
@@ -113,11 +113,11 @@ unsafe fn managed_fds<'a>(fds: *mut pollfd, count: nfds_t) -> Option<&'a mut [po
     let fds = unsafe { std::slice::from_raw_parts_mut(fds, count as usize) };
     let mut any = false;
     for at in fds.iter() {
-        if let Some(sock) = table::sock(at.fd) {
-            any |= at.events & READ_EVENTS != 0 && sock.shared().is_some_and(is_managed);
-        } else if table::is_tracked(at.fd) {
-            fallback::mark_nested(at.fd);
-            any |= is_hidden(at);
+        match table::sock_or_entry(at.fd) {
+            Ok(sock) => any |= at.events & READ_EVENTS != 0 && sock.shared().is_some_and(is_managed),
+            Err(Entry::Hidden) => any |= is_hidden(at),
+            Err(Entry::Epoll(_)) => fallback::mark_nested(at.fd),
+            Err(_) => {}
         }
     }
     any.then_some(fds)
@@ -170,7 +170,11 @@ pub(crate) fn poll_alone(fds: &mut [pollfd], own: impl FnOnce(&mut [pollfd]) -> 
     let is_alone = |at: &pollfd| {
         managed(at).is_none_or(|(sock, shared)| single_receiver::start_wait(sock, shared).is_some())
     };
-    if fds.iter().any(is_hidden) || !fds.iter().all(is_alone) {
+    if fds.iter().any(is_hidden) {
+        return None;
+    }
+    if !fds.iter().all(is_alone) {
+        fds.iter().filter_map(managed).for_each(|(sock, shared)| cancel_wait(sock, shared));
         return None;
     }
     send_batch::flush();
@@ -391,7 +395,7 @@ fn add_due_lanes(fds: &[pollfd], copy: &mut [pollfd]) {
         .zip(copy.iter())
         .any(|(from, to)| to.revents & READ_EVENTS != 0 && managed(from).is_some());
     add_other_lanes(fds, copy, |sock, shared| {
-        is_poll_overdue(shared, thread::cached_member(sock, shared), datagrams)
+        is_poll_overdue(shared, thread::member(sock, shared), datagrams)
     });
 }
 
@@ -413,7 +417,7 @@ fn add_readable(
 }
 
 fn own_lane(sock: &'static Sock, shared: &Shared) -> usize {
-    thread::cached_member(sock, shared).and_then(Member::own_lane).unwrap_or(0)
+    thread::member(sock, shared).and_then(Member::own_lane).unwrap_or(0)
 }
 
 /// Copies the kernel's results for the lanes to the program's entries.

@@ -16,7 +16,7 @@ use crate::base::settings::WAIT_SLICE_MS;
 use crate::fds::sock_fds::is_managed;
 use crate::group::{coverage, sampling};
 use crate::lanes::{fallback, members, single_receiver};
-use crate::shared::sock::{BUSY, MULTI_LANE, Member, OBSERVING, POLLS, SINGLE, Shared, Sock, WAITS_ON};
+use crate::shared::sock::{BUSY, MULTI_LANE, Member, OBSERVING, POLLS, Shared, Sock, WAITS_ON};
 use crate::shared::thread;
 use crate::xdp::queues;
 
@@ -44,7 +44,7 @@ pub(crate) fn start_wait(sock: &'static Sock, shared: &Shared, fd: c_int) -> Wai
     if kind & POLLS == 0 {
         member.kind.store(kind | POLLS, Ordering::Relaxed);
     }
-    if shared.mode() == SINGLE && !queues::is_open(shared) && single_receiver::start_wait_of(shared, member) {
+    if !queues::is_open(shared) && single_receiver::start_wait_of(shared, member) {
         return WaitMode::Native;
     }
     let lane = match shared.mode() {
@@ -69,10 +69,17 @@ pub(crate) fn start_unsliced(sock: &'static Sock, shared: &Shared, fd: c_int) ->
     coverage::poll_other_lanes(sock, shared, fd, 0)
 }
 
+/// The wait of the calling thread for `sock`, if it started one, does not take place.
+pub(crate) fn cancel_wait(sock: &Sock, shared: &Shared) {
+    if let Some(member) = thread::member(sock, shared) {
+        member.finish_wait();
+    }
+}
+
 /// The calling thread has waited for `sock`.
 #[inline]
 pub(crate) fn finish_wait(sock: &Sock, shared: &Shared) {
-    if let Some(member) = thread::cached_member(sock, shared) {
+    if let Some(member) = thread::member(sock, shared) {
         member.finish_wait();
         member.beat();
     }

@@ -142,7 +142,11 @@ fn wait_alone(epfd: c_int, own: impl FnOnce() -> c_int) -> Option<c_int> {
     let member = start(items.next()?)?;
     let mut has_more = false;
     for item in items {
-        start(item)?;
+        if start(item).is_none() {
+            let started = epoll.items().filter_map(|(_, sock)| Some((sock, sock.shared()?)));
+            started.for_each(|(sock, shared)| wait::cancel_wait(sock, shared));
+            return None;
+        }
         has_more = true;
     }
     send_batch::flush();
@@ -534,7 +538,7 @@ fn add_due_lanes(epoll: &Epoll, out: &mut Events) {
     }
     if others {
         add_other_lanes(epoll, out, |sock, shared| {
-            let member = thread::cached_member(sock, shared);
+            let member = thread::member(sock, shared);
             wait::is_poll_due(sock, shared, member) || wait::is_poll_overdue(shared, member, reported)
         });
     }
