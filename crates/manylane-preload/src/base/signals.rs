@@ -9,14 +9,12 @@
 //! neither. So a thread that waits in slices blocks all signals before the first one
 //! ([`DeferredSignals::defer`]), waits with the program's mask ([`DeferredSignals::wait_mask`]) by
 //! ppoll(2) or epoll_pwait(2), and restores its own mask at the end
-//! ([`DeferredSignals::release`]). A program without handlers skips all this. A thread that seldom
-//! has to wait polls first ([`DeferredSignals::poll_before_wait`]).
+//! ([`DeferredSignals::release`]). A program without handlers skips all this.
 
 use std::cell::{Cell, UnsafeCell};
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
-use std::time::Duration;
 
 use libc::{c_int, sighandler_t, sigset_t};
 
@@ -60,16 +58,6 @@ pub(crate) fn has_handlers() -> bool {
     COUNTS[RESTARTS as usize].load(Ordering::Relaxed) != 0 || !should_restart()
 }
 
-/// Polls before a wait that may find nothing in a row. After them, only one wait in
-/// `PROBE_INTERVAL` polls first.
-const CREDITS_MAX: u8 = 4;
-const PROBE_INTERVAL: u8 = 8;
-
-thread_local! {
-    // Constant and without a destructor: needs neither the heap nor a registration.
-    static CREDITS: Cell<(u8, u8)> = const { Cell::new((0, 0)) };
-}
-
 /// Signals of the calling thread that are blocked between the slices of a wait. `Drop` does not
 /// restore the mask: a thread that is cancelled unwinds past it.
 pub(crate) struct DeferredSignals {
@@ -98,39 +86,6 @@ impl DeferredSignals {
             libc::sigfillset(all.as_mut_ptr());
             libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), self.old_mask.get().cast()) == 0
         });
-    }
-
-    /// Called before the first wait of a call. Calls `poll` first: each time while it finds
-    /// something, else now and then. Returns what it found; none: signals are blocked, and the
-    /// wait can begin.
-    pub(crate) fn poll_before_wait<T>(&self, poll: impl FnOnce() -> Option<T>) -> Option<T> {
-        if self.active.get() || !has_handlers() {
-            return None;
-        }
-        let asked = CREDITS.with(|state| {
-            let (credits, count) = state.get();
-            state.set((credits, count.wrapping_add(1)));
-            credits > 0 || count.is_multiple_of(PROBE_INTERVAL)
-        });
-        let found = if asked { poll() } else { None };
-        if asked {
-            CREDITS.with(|state| {
-                let (credits, count) = state.get();
-                state.set((if found.is_some() { CREDITS_MAX } else { credits.saturating_sub(1) }, count));
-            });
-        }
-        if found.is_none() {
-            self.defer();
-        }
-        found
-    }
-
-    /// Waits for `time`, the first time after [`poll_before_wait`](Self::poll_before_wait). `wait`
-    /// returns 0 if it found nothing.
-    pub(crate) fn wait(&self, time: Duration, wait: impl Fn(Duration) -> c_int) -> c_int {
-        let poll_now = || Some(wait(Duration::ZERO)).filter(|answer| *answer != 0);
-        let found = if time.is_zero() { None } else { self.poll_before_wait(poll_now) };
-        found.unwrap_or_else(|| wait(time))
     }
 
     /// The mask for a wait: the program's own `mask` if it gave one; else the one before

@@ -39,8 +39,8 @@ use crate::base::signals::SignalMask;
 use crate::base::{quiesce, real, state};
 use crate::batching::outbox::Outbox;
 use crate::batching::prefetch::{self, PREFETCH_MAX};
+use crate::fds::sock_fds;
 use crate::fds::table::{self, Entry};
-use crate::fds::{fast_path, sock_fds};
 use crate::shared::lock::UNTRACKED_HOLDER;
 use crate::shared::sock::{MULTI_LANE, Member, Shared, Sock};
 use crate::shared::{report, thread};
@@ -55,14 +55,12 @@ struct Pending {
     lane: Cell<usize>,
     /// The program's descriptor.
     fd: Cell<c_int>,
-    /// The thread has queued a reply at least once.
-    has_queued: Cell<bool>,
 }
 
 thread_local! {
     // Constant and without a destructor: needs neither the heap nor a registration.
     static PENDING: Pending = const {
-        Pending { sock: Cell::new(0), generation: Cell::new(0), lane: Cell::new(0), fd: Cell::new(-1), has_queued: Cell::new(false) }
+        Pending { sock: Cell::new(0), generation: Cell::new(0), lane: Cell::new(0), fd: Cell::new(-1) }
     };
 }
 
@@ -117,7 +115,7 @@ pub(crate) fn enqueue(reply: &Reply<'_>, out: &TxDatagram<'_>) -> Option<isize> 
     }
     quiesce::run_inside(|| {
         if !is_pending {
-            start_batch();
+            flush();
         }
         enqueue_now(outbox, reply, out, len)
     })
@@ -156,20 +154,6 @@ fn enqueue_now(outbox: &Outbox, reply: &Reply<'_>, out: &TxDatagram<'_>, len: us
     report::record_batched(reply.member, len as u64);
     real::set_errno(errno);
     Some(len as isize)
-}
-
-/// The calling thread is about to queue its first reply of a lane.
-fn start_batch() {
-    flush();
-    // All its later calls must take the slow path.
-    if !PENDING.with(|pending| pending.has_queued.replace(true)) {
-        fast_path::disarm_own();
-    }
-}
-
-/// True if the calling thread has ever queued a reply.
-pub(crate) fn has_queued() -> bool {
-    state::is_send_batching() && PENDING.with(|pending| pending.has_queued.get())
 }
 
 /// The kernel sent a datagram without an error: replies of this length may be queued.

@@ -236,7 +236,7 @@ unsafe fn ioctl_tracked(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int 
             done
         }
         libc::FIONREAD if is_managed(shared) && !arg.is_null() => {
-            let own = thread::cached_member(sock, shared).and_then(Member::own_lane).unwrap_or(0);
+            let own = thread::member(sock, shared).and_then(Member::own_lane).unwrap_or(0);
             let mask = if queues::is_draining(shared) { u64::MAX } else { 1 << own };
             if let Some(len) = queues::next_len(sock, shared, mask) {
                 return answer(len);

@@ -17,7 +17,7 @@ use crate::base::quiesce;
 use crate::base::real::{self, call};
 use crate::batching::send_batch;
 use crate::fds::table::{self, Entry};
-use crate::fds::{fast_path, hidden_fds, lane_socket};
+use crate::fds::{hidden_fds, lane_socket};
 use crate::group::recovery;
 use crate::lanes::create;
 use crate::lanes::entries;
@@ -55,7 +55,6 @@ fn prepare_fork() {
             shared.forked.store(1, Ordering::SeqCst);
         }
     }
-    fast_path::disarm_all();
 }
 
 /// Runs in the child of a fork: state of the parent's threads is not valid here.
@@ -70,7 +69,6 @@ pub(crate) extern "C" fn in_child() {
     Epoll::in_child();
     Sock::in_child();
     hidden_fds::in_child(interrupted);
-    fast_path::disarm_all();
     report::count_process();
 }
 

@@ -224,11 +224,7 @@ fn masked_fd(fd: c_int) -> c_int {
 /// [`kernel_fd`].
 #[inline]
 pub(crate) fn sock(fd: c_int) -> Result<&'static Sock, c_int> {
-    match table::entry(fd) {
-        Entry::Sock(index) => Ok(Sock::at(index)),
-        Entry::Hidden => Err(masked_fd(fd)),
-        _ => Err(fd),
-    }
+    table::sock_or_entry(fd).map_err(|entry| if entry == Entry::Hidden { masked_fd(fd) } else { fd })
 }
 
 /// The process's limit of open files.

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
 use libc::c_int;
 
-use crate::fds::fast_path;
 use crate::shared::memory;
 use crate::shared::sock::Sock;
 
@@ -65,20 +64,28 @@ fn page(fd: c_int) -> Option<&'static Page> {
     unsafe { at.as_ref() }
 }
 
+#[inline]
+fn word(fd: c_int) -> u32 {
+    page(fd).map_or(0, |page| page[fd as usize % PAGE_ENTRIES].load(Ordering::Acquire))
+}
+
 /// The entry of `fd`.
 #[inline]
 pub(crate) fn entry(fd: c_int) -> Entry {
-    let Some(page) = page(fd) else { return Entry::None };
-    Entry::from_word(page[fd as usize % PAGE_ENTRIES].load(Ordering::Acquire))
+    Entry::from_word(word(fd))
+}
+
+/// The UDP socket behind `fd`, or another entry.
+#[inline]
+pub(crate) fn sock_or_entry(fd: c_int) -> Result<&'static Sock, Entry> {
+    let word = word(fd);
+    if word & KIND_MASK == SOCK { Ok(Sock::at(word & !KIND_MASK)) } else { Err(Entry::from_word(word)) }
 }
 
 /// The UDP socket behind `fd`.
 #[inline]
 pub(crate) fn sock(fd: c_int) -> Option<&'static Sock> {
-    match entry(fd) {
-        Entry::Sock(index) => Some(Sock::at(index)),
-        _ => None,
-    }
+    sock_or_entry(fd).ok()
 }
 
 /// Sets the entry of `fd`, and returns the one before. None, and nothing is set, if there is no
@@ -103,7 +110,6 @@ pub(crate) fn set(fd: c_int, entry: Entry) -> Option<Entry> {
         TOP.fetch_max(fd, Ordering::Relaxed);
     }
     let before = page(fd)?[number % PAGE_ENTRIES].swap(entry.to_word(), Ordering::AcqRel);
-    fast_path::disarm_fd(fd);
     Some(Entry::from_word(before))
 }
 
@@ -117,12 +123,7 @@ pub(crate) fn fd_end() -> c_int {
 pub(crate) fn replace(fd: c_int, found: Entry, entry: Entry) -> bool {
     let Some(page) = page(fd) else { return false };
     let slot = &page[fd as usize % PAGE_ENTRIES];
-    let done =
-        slot.compare_exchange(found.to_word(), entry.to_word(), Ordering::AcqRel, Ordering::Relaxed).is_ok();
-    if done {
-        fast_path::disarm_fd(fd);
-    }
-    done
+    slot.compare_exchange(found.to_word(), entry.to_word(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
 }
 
 /// The descriptors within `first..=last` that have an entry.

@@ -137,7 +137,7 @@ pub(crate) fn poll_other_lanes(sock: &'static Sock, shared: &Shared, fd: c_int, 
             .for_each(|lane| sock_fds::mark_lane_empty(sock, shared, fd, lane));
     }
     let found = has & !(1 << watched) != 0;
-    if let Some(member) = thread::cached_member(sock, shared) {
+    if let Some(member) = thread::member(sock, shared) {
         member.found_in_other_lanes.store(u32::from(found), Ordering::Relaxed);
         member.polled_at_ms.store(tick::coarse_ms(), Ordering::Relaxed);
     }

@@ -87,6 +87,12 @@ pub(crate) fn is_pending(shared: &Shared) -> bool {
     shared.lease.load(Ordering::Acquire) < OPEN && is_enabled()
 }
 
+/// True if a socket has queues open, or may get some.
+#[inline]
+pub(crate) fn may_have_queues(shared: &Shared) -> bool {
+    shared.lease.load(Ordering::Acquire) <= OPEN && is_enabled()
+}
+
 /// Runs before a fork: both processes must have the queues that they may use later.
 pub(crate) fn acquire_early(sock: &'static Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) {
     if is_enabled() && shared.lease.load(Ordering::Acquire) == NONE {
@@ -295,8 +301,7 @@ impl Drop for Lease {
     }
 }
 
-/// The launcher redirects frames to the queues from now on. No receiver has the fast path, which
-/// does not check them: until this there is none (`single_receiver.rs`).
+/// The launcher redirects frames to the queues from now on.
 pub(crate) fn open(sock: &'static Sock, shared: &Shared, _guard: &Guard<'_>) {
     let Some(lease) = sock.lease() else { return };
     queues::distribute(shared);

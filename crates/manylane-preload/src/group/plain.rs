@@ -7,8 +7,8 @@ use manylane_sys::barrier;
 
 use crate::base::{real, sockopt};
 use crate::batching::{prefetch, send_batch};
+use crate::fds::lane_socket;
 use crate::fds::sock_fds::{clear_wait_bound, lanes_mask, set_wait_bound};
-use crate::fds::{fast_path, lane_socket};
 use crate::group::leasing;
 use crate::group::owners::steer_to;
 use crate::shared::lock::Guard;
@@ -18,7 +18,6 @@ use crate::shared::{failpoint, report};
 /// All steps of a fallback. Each may be done twice, because recovery after a dead thread repeats
 /// them all.
 pub(crate) fn make_plain(sock: &Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>) {
-    fast_path::disarm(sock);
     leasing::close(sock, shared);
     let others = lanes_mask(shared) & !1;
     if others == 0 {

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use crate::batching::outbox::Outbox;
 use crate::batching::prefetch::Prefetch;
 use crate::batching::send_batch;
+use crate::fds::hidden_fds;
 use crate::fds::sock_fds::group_fd;
-use crate::fds::{fast_path, hidden_fds};
 use crate::group::leasing;
 use crate::group::owners::remove_member_locked;
 use crate::group::recovery;
@@ -16,7 +16,6 @@ use crate::shared::{processes, thread};
 /// The process closes the socket: frees the member slots of its threads. `has_placeholder`: an
 /// epoll instance may contain the descriptor that is always readable.
 pub(crate) fn close(sock: &Sock, has_placeholder: bool) {
-    fast_path::disarm(sock);
     let guard = sock.shared().and_then(|shared| recovery::lock(sock, shared, true));
     if let (Some(shared), Some(guard)) = (sock.shared(), &guard) {
         // No other process has it: the next socket bound to the port must get every new datagram.

@@ -8,13 +8,13 @@ use manylane_ipc::report::Reason;
 use crate::base::signals::SignalMask;
 use crate::base::{pollfds, quiesce};
 use crate::batching::send_batch;
-use crate::fds::{fast_path, lane_socket, sock_fds};
+use crate::fds::{lane_socket, sock_fds};
 use crate::group::recovery;
 use crate::lanes::entries;
 use crate::lanes::fallback;
-use crate::shared::report;
-use crate::shared::sock::{BUSY, MEMBERS_MAX, Member, OBSERVING, SINGLE, Shared, Sock};
-use crate::shared::thread::{self, cached_member, id, liveness};
+use crate::shared::sock::{BUSY, Member, OBSERVING, SINGLE, Shared, Sock};
+use crate::shared::thread::{self, id, liveness};
+use crate::shared::{failpoint, report};
 use crate::xdp::queues;
 
 /// The thread-specific key whose destructor runs when a thread ends, plus 1; 0 before it exists.
@@ -30,67 +30,55 @@ pub(crate) fn start() {
     }
 }
 
-/// True if the library is called when a thread ends.
-pub(crate) fn has_exit_hook() -> bool {
-    KEY.load(Ordering::Relaxed) != 0
-}
-
 /// The calling thread's member in `sock`; it joins if it has none. None if all slots are taken
 /// (then the socket falls back), or if `fd` is not the socket's any more.
 #[inline]
 pub(crate) fn member<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Member> {
-    cached_member(sock, shared).or_else(|| join(sock, shared, fd))
+    thread::member(sock, shared).or_else(|| join(sock, shared, fd))
 }
 
 #[cold]
 fn join<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Member> {
     let thread_id = id();
-    let joined = (shared.joined.load(Ordering::Acquire) as usize).min(MEMBERS_MAX);
-    let mut place = shared.members[..joined]
-        .iter()
-        .position(|member| member.thread_id.load(Ordering::Relaxed) == thread_id);
-    if place.is_none() {
-        // Checked before the thread joins: the number may have come to mean something else.
-        if !entries::revalidate(sock, fd) {
-            return None;
-        }
-        place = shared.members.iter().position(|member| {
-            member.thread_id.compare_exchange(0, thread_id, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-        });
-        let Some(at) = place else {
-            fallback::fall_back(sock, fd, Reason::Full);
-            return None;
-        };
-        let member = &shared.members[at];
-        member.state.store(BUSY, Ordering::Relaxed);
-        member.receives.store(0, Ordering::Relaxed);
-        member.kind.store(0, Ordering::Relaxed);
-        member.found_in_other_lanes.store(0, Ordering::Relaxed);
-        member.is_sampled.store(0, Ordering::Relaxed);
-        member.polled_at_ms.store(0, Ordering::Relaxed);
-        member.lane.store(-1, Ordering::Relaxed);
-        member.pid.store(std::process::id(), Ordering::Relaxed);
-        let signal_mask = SignalMask::new();
-        member.liveness.store(liveness(), Ordering::Release);
-        drop(signal_mask);
-        let slot = report::claim_slot(thread_id as u32, lane_socket::local_addr(fd), shared.inode_of(0));
-        member.slot.store(slot, Ordering::Relaxed);
-        shared.joined.fetch_max(at as u32 + 1, Ordering::AcqRel);
-        // The second receiver: every wait gets a bound. The mode changes only after the bound is
-        // set.
-        if !shared.is_single_receiver(&shared.members[at]) && shared.mode() == SINGLE {
-            sock_fds::set_wait_bound(shared, fd);
-            fast_path::disarm_sync(sock);
-            _ = shared.mode.compare_exchange(SINGLE, OBSERVING, Ordering::SeqCst, Ordering::Relaxed);
-        }
-        let key = KEY.load(Ordering::Relaxed);
-        if key != 0 {
-            // SAFETY: the key is ours; any value but null makes the destructor run when the thread
-            // ends.
-            unsafe { libc::pthread_setspecific(key - 1, std::ptr::from_ref(sock).cast::<c_void>()) };
-        }
+    // Checked before the thread joins: the number may have come to mean something else.
+    if !entries::revalidate(sock, fd) {
+        return None;
     }
-    let at = place?;
+    let place = shared.members.iter().position(|member| {
+        member.thread_id.compare_exchange(0, thread_id, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    });
+    let Some(at) = place else {
+        fallback::fall_back(sock, fd, Reason::Full);
+        return None;
+    };
+    let member = &shared.members[at];
+    member.state.store(BUSY, Ordering::Relaxed);
+    member.receives.store(0, Ordering::Relaxed);
+    member.kind.store(0, Ordering::Relaxed);
+    member.found_in_other_lanes.store(0, Ordering::Relaxed);
+    member.is_sampled.store(0, Ordering::Relaxed);
+    member.polled_at_ms.store(0, Ordering::Relaxed);
+    member.lane.store(-1, Ordering::Relaxed);
+    member.pid.store(std::process::id(), Ordering::Relaxed);
+    let signal_mask = SignalMask::new();
+    member.liveness.store(liveness(), Ordering::Release);
+    drop(signal_mask);
+    let slot = report::claim_slot(thread_id as u32, lane_socket::local_addr(fd), shared.inode_of(0));
+    member.slot.store(slot, Ordering::Relaxed);
+    shared.joined.fetch_max(at as u32 + 1, Ordering::AcqRel);
+    // The second receiver: every wait gets a bound. The mode changes only after the bound is
+    // set.
+    if !shared.is_single_receiver(&shared.members[at]) && shared.mode() == SINGLE {
+        sock_fds::set_wait_bound(shared, fd);
+        failpoint::hit("waits bounded");
+        _ = shared.mode.compare_exchange(SINGLE, OBSERVING, Ordering::SeqCst, Ordering::Relaxed);
+    }
+    let key = KEY.load(Ordering::Relaxed);
+    if key != 0 {
+        // SAFETY: the key is ours; any value but null makes the destructor run when the thread
+        // ends.
+        unsafe { libc::pthread_setspecific(key - 1, std::ptr::from_ref(sock).cast::<c_void>()) };
+    }
     thread::cache_member(sock, at);
     shared.members.get(at)
 }
@@ -104,7 +92,6 @@ fn leave_all() {
     queues::flush();
     send_batch::flush();
     pollfds::free_cached();
-    fast_path::disarm_own();
     let thread_id = id();
     for sock in Sock::in_use() {
         let Some(shared) = sock.shared() else { continue };
@@ -114,6 +101,4 @@ fn leave_all() {
             }
         }
     }
-    // A signal handler that received meanwhile may have installed one.
-    fast_path::disarm_own();
 }

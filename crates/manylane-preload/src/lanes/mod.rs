@@ -6,7 +6,7 @@
 //! | `entries.rs` | whether a descriptor still is what its entry says; entries that go |
 //! | `fallback.rs` | why and when a socket becomes plain |
 //! | `create.rs` | when a socket gets lanes and queues, and which are opened in advance |
-//! | `members.rs`, `single_receiver.rs` | threads that join and leave; when the only one gets the fast path |
+//! | `members.rs`, `single_receiver.rs` | threads that join and leave; waits of the only one |
 //! | `registry.rs`, `inherited.rs` | new descriptors; descriptors from before the start |
 
 pub(crate) mod create;

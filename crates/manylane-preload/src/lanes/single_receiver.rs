@@ -1,52 +1,40 @@
-//! Installs the fast path (`fast_path.rs`) of a socket's single receiver.
+//! The single receiver of a socket: its calls are the C library's own.
+//!
+//! Such a socket has no lane that is steered to, no queues and no bound on a wait. The
+//! library checks that this is so, marks that the thread may be in a wait without a bound, and
+//! counts.
 
 use std::sync::atomic::Ordering;
 
-use libc::c_int;
-
-use crate::batching::send_batch;
-use crate::fds::fast_path;
-use crate::fds::table::{self, Entry};
 use crate::group::leasing;
-use crate::lanes::members;
-use crate::shared::sock::{Member, PROVEN_RECEIVES_MIN, SINGLE, Shared, Sock};
+use crate::shared::sock::{Member, PROVEN_RECEIVES_MIN, SINGLE, Shared, Sock, UNBOUNDED};
 use crate::shared::thread;
-use crate::xdp::queues;
 
-/// Sets the fast path of the calling thread, which has received on a socket in mode SINGLE, if it
-/// receives there repeatedly and is the only receiver.
+/// Starts a wait of the calling thread by the program's own call. None unless it is the single
+/// receiver, and is known to come back.
 #[inline]
-pub(crate) fn arm(sock: &'static Sock, shared: &Shared, member: &Member, fd: c_int) {
-    let comes_back = member.receives.load(Ordering::Relaxed) >= PROVEN_RECEIVES_MIN;
-    // A receive with some flags takes the slow path even if there is a fast path.
-    let has_one = || fast_path::find_for(sock, fd).is_some();
-    if comes_back && !has_one() && is_eligible(shared) {
-        install(sock, shared, member, fd);
+pub(crate) fn start_wait<'a>(sock: &Sock, shared: &'a Shared) -> Option<&'a Member> {
+    if shared.mode() != SINGLE || leasing::may_have_queues(shared) {
+        return None;
     }
+    let member = thread::member(sock, shared)?;
+    let is_proven = member.receives.load(Ordering::Relaxed) >= PROVEN_RECEIVES_MIN;
+    (is_proven && start_wait_of(shared, member)).then_some(member)
 }
 
-fn is_eligible(shared: &Shared) -> bool {
-    // A later receive may still request queues: it has to come to the library.
-    if queues::is_open(shared) || leasing::is_pending(shared) {
+/// Starts a wait without a bound of the calling thread, whose member this is. False if it is not
+/// the single receiver.
+#[inline]
+pub(crate) fn start_wait_of(shared: &Shared, member: &Member) -> bool {
+    if shared.mode() != SINGLE {
         return false;
     }
-    let joined = shared.joined.load(Ordering::SeqCst) as usize;
-    let members =
-        || shared.members.iter().take(joined).filter(|member| member.thread_id.load(Ordering::SeqCst) != 0);
-    shared.mode.load(Ordering::SeqCst) == SINGLE
-        && shared.forked.load(Ordering::SeqCst) == 0
-        && members().nth(1).is_none()
-}
-
-#[cold]
-fn install(sock: &'static Sock, shared: &Shared, member: &Member, fd: c_int) {
-    // Batched replies of another socket must be sent first: `send_batch.rs`.
-    if !members::has_exit_hook() || send_batch::has_queued() {
-        return;
+    // SeqCst, as where lanes are created: either this thread sees the changed mode, or the other
+    // one sees this state.
+    member.state.swap(UNBOUNDED, Ordering::SeqCst);
+    let is_single = shared.mode.load(Ordering::SeqCst) == SINGLE;
+    if !is_single {
+        member.finish_wait();
     }
-    let entry = Entry::Sock(sock.index());
-    // The slot and the number may belong to another socket by now, which the thread has not
-    // joined.
-    let is_member = || thread::cached_member(sock, shared).is_some();
-    fast_path::install(sock, member, fd, || is_eligible(shared) && table::entry(fd) == entry && is_member());
+    is_single
 }

@@ -55,6 +55,7 @@ pub(crate) fn count_process() {
 }
 
 /// True if there is a report.
+#[inline]
 pub(crate) fn is_open() -> bool {
     report().is_some()
 }
@@ -106,7 +107,7 @@ pub(crate) fn claim_slot(tid: u32, addr: Option<SocketAddr>, inode: u64) -> u32 
 /// The report slot of a member. By index, not address: other processes may write the members,
 /// which must hold no pointers.
 #[inline]
-pub(crate) fn slot_of(member: &Member) -> Option<&'static Receiver> {
+fn slot_of(member: &Member) -> Option<&'static Receiver> {
     let slot = member.slot.load(Ordering::Relaxed);
     if slot == 0 { None } else { report()?.receivers.get(slot as usize - 1) }
 }
@@ -148,9 +149,10 @@ pub(crate) fn record_sent_frame(member: &Member) {
 /// Counts datagrams that a call of the program sent.
 #[inline]
 pub(crate) fn record_sent(member: &Member, datagrams: u64, bytes: u64) {
-    if let Some(slot) = slot_of(member) {
-        count_sent(slot, datagrams, bytes);
-    }
+    let Some(slot) = slot_of(member) else { return };
+    add(&slot.tx_datagrams, datagrams);
+    add(&slot.tx_bytes, bytes);
+    add(&slot.tx_batches, 1);
 }
 
 /// Counts a datagram of the program that was queued, or sent with queued ones.
@@ -166,20 +168,6 @@ pub(crate) fn record_send_calls(member: &Member, calls: u64) {
     if let Some(slot) = slot_of(member) {
         add(&slot.tx_batches, calls);
     }
-}
-
-#[inline]
-pub(crate) fn count_received(slot: &Receiver, datagrams: u64, bytes: u64) {
-    add(&slot.rx_datagrams, datagrams);
-    add(&slot.rx_bytes, bytes);
-    add(&slot.rx_batches, 1);
-}
-
-#[inline]
-pub(crate) fn count_sent(slot: &Receiver, datagrams: u64, bytes: u64) {
-    add(&slot.tx_datagrams, datagrams);
-    add(&slot.tx_bytes, bytes);
-    add(&slot.tx_batches, 1);
 }
 
 /// Records that a member got or lost a lane; `inode` is that of its present kernel socket.

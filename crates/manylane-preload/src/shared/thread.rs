@@ -9,7 +9,7 @@ use crate::shared::sock::{Member, Shared, Sock};
 use crate::shared::{liveness, processes};
 
 /// Sockets whose member a thread caches; for others it is searched.
-const MEMBER_CACHE_SIZE: usize = 8;
+const MEMBER_CACHE_SIZE: usize = 32;
 /// The thread cannot get a liveness token.
 const NO_LIVENESS: u64 = u64::MAX;
 
@@ -24,8 +24,8 @@ struct ThreadState {
     /// Liveness token, by which others know that the thread is alive; 0 if not acquired yet,
     /// [`NO_LIVENESS`] if none is available.
     liveness: Cell<u64>,
-    /// Index of the socket plus 1, its generation, the member.
-    member_cache: [Cell<(u32, u32, u32)>; MEMBER_CACHE_SIZE],
+    /// Address of the socket's slot, its generation, the member.
+    member_cache: [Cell<(usize, u32, u32)>; MEMBER_CACHE_SIZE],
     /// A lane that the thread peeked at or asked the size of, and its socket's index plus 1: the
     /// next receive takes from it.
     peeked: Cell<(u32, u32)>,
@@ -143,14 +143,39 @@ pub(crate) fn acquired_liveness() -> liveness::Token {
     THREAD.with(ThreadState::acquired_token)
 }
 
+/// Address of the socket's slot, and the place of its member in the cache. Sockets with consecutive
+/// slots have different places.
+#[inline]
+fn cache_place(sock: &Sock) -> (usize, usize) {
+    const { assert!(size_of::<Sock>() / align_of::<Sock>() % 2 == 1) };
+    let at = std::ptr::from_ref(sock) as usize;
+    (at, at / align_of::<Sock>() % MEMBER_CACHE_SIZE)
+}
+
+/// The calling thread's member in `sock`, if it has one.
+#[inline]
+pub(crate) fn member<'a>(sock: &Sock, shared: &'a Shared) -> Option<&'a Member> {
+    cached_member(sock, shared).or_else(|| find_member(sock, shared))
+}
+
+/// The member that another socket's has replaced in the cache.
+#[cold]
+fn find_member<'a>(sock: &Sock, shared: &'a Shared) -> Option<&'a Member> {
+    let own = id();
+    let is_own = |member: &&Member| member.thread_id.load(Ordering::Relaxed) == own;
+    let (at, member) = shared.joined_members().iter().enumerate().find(|(_, member)| is_own(member))?;
+    cache_member(sock, at);
+    Some(member)
+}
+
 /// The calling thread's member in `sock`, if it is cached.
 #[inline]
 pub(crate) fn cached_member<'a>(sock: &Sock, shared: &'a Shared) -> Option<&'a Member> {
-    let index = sock.index();
+    let (own, place) = cache_place(sock);
     // One access to the thread-local state: in a shared library each costs a call.
     let (id, (at, generation, member)) =
-        THREAD.with(|thread| (thread.id(), thread.member_cache[index as usize % MEMBER_CACHE_SIZE].get()));
-    if at != index + 1 || generation != sock.generation.load(Ordering::Relaxed) {
+        THREAD.with(|thread| (thread.id(), thread.member_cache[place].get()));
+    if at != own || generation != sock.generation.load(Ordering::Relaxed) {
         return None;
     }
     shared.members.get(member as usize).filter(|member| member.thread_id.load(Ordering::Relaxed) == id)
@@ -158,10 +183,9 @@ pub(crate) fn cached_member<'a>(sock: &Sock, shared: &'a Shared) -> Option<&'a M
 
 /// Remembers the calling thread's member in `sock`.
 pub(crate) fn cache_member(sock: &Sock, member: usize) {
-    let (index, generation) = (sock.index(), sock.generation.load(Ordering::Relaxed));
-    THREAD.with(|thread| {
-        thread.member_cache[index as usize % MEMBER_CACHE_SIZE].set((index + 1, generation, member as u32))
-    });
+    let (own, place) = cache_place(sock);
+    let generation = sock.generation.load(Ordering::Relaxed);
+    THREAD.with(|thread| thread.member_cache[place].set((own, generation, member as u32)));
 }
 
 /// Records that the calling thread peeked at a datagram in `lane`.
@@ -179,4 +203,32 @@ pub(crate) fn take_peeked(sock: &Sock) -> Option<usize> {
             lane as usize
         })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shared::memory;
+
+    /// One thread may receive on any number of sockets.
+    #[test]
+    fn a_member_that_left_the_cache_is_found_again() {
+        let socks = memory::map::<Sock>(2 * MEMBER_CACHE_SIZE, false).unwrap();
+        let shared = memory::map::<Shared>(1, true).unwrap();
+        let shared = &shared[0];
+        for (at, thread_id) in [(0, u64::MAX), (1, id())] {
+            shared.members[at].thread_id.store(thread_id, Ordering::Relaxed);
+        }
+        shared.joined.store(2, Ordering::Relaxed);
+        for _ in 0..2 {
+            for sock in socks {
+                let found = member(sock, shared).unwrap();
+                assert!(std::ptr::eq(found, &shared.members[1]));
+            }
+        }
+        assert!(cached_member(&socks[0], shared).is_none());
+        assert!(cached_member(&socks[MEMBER_CACHE_SIZE], shared).is_some());
+        shared.members[1].thread_id.store(0, Ordering::Relaxed);
+        assert!(socks.iter().all(|sock| member(sock, shared).is_none()));
+    }
 }

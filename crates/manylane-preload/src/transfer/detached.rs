@@ -45,8 +45,13 @@ fn is_readable(fd: c_int) -> bool {
 
 /// Receives for the program: a leftover, or with its own call.
 #[inline]
-pub(crate) fn receive(fd: c_int, flags: c_int, into: &RecvBufs<'_>, own: impl FnOnce() -> isize) -> isize {
-    let left = if has_leftovers() { recv_leftover(fd, flags, into) } else { None };
+pub(crate) fn receive<'a>(
+    fd: c_int,
+    flags: c_int,
+    into: impl FnOnce() -> RecvBufs<'a>,
+    own: impl FnOnce() -> isize,
+) -> isize {
+    let left = if has_leftovers() { recv_leftover(fd, flags, &into()) } else { None };
     left.unwrap_or_else(own)
 }
 

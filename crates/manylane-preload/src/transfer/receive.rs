@@ -1,10 +1,9 @@
 //! Receiving: each call of the program becomes one operation, which is done on the caller's own
 //! lane first.
 //!
-//! [`slow_path`] decides on which socket; each call of the C library says how to receive. With one
+//! [`receive`] decides on which socket; each call of the C library says how to receive. With one
 //! receiving thread, the operation is the program's own call on the program's own socket.
 
-use std::hint::black_box;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -16,61 +15,25 @@ use crate::base::recv_bufs::RecvBufs;
 use crate::base::{quiesce, signals};
 use crate::batching::{rx_coalesce, send_batch};
 use crate::fds::sock_fds::is_managed;
-use crate::fds::{fast_path, hidden_fds, table};
+use crate::fds::{hidden_fds, table};
 use crate::group::{leasing, sampling};
 use crate::lanes::create;
 use crate::lanes::{entries, inherited, members, registry, single_receiver};
 use crate::shared::report;
-use crate::shared::sock::{MULTI_LANE, Member, OBSERVING, PROVEN_RECEIVES_MIN, SINGLE, Shared, Sock};
+use crate::shared::sock::{MULTI_LANE, OBSERVING, PROVEN_RECEIVES_MIN, SINGLE, Shared, Sock};
 use crate::transfer::detached;
 use crate::transfer::recv_call::RecvCall;
 use crate::xdp::queues;
 
-#[inline]
 pub(crate) unsafe fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: program arguments.
-    unsafe {
-        fast_path(
-            (fd, to, len, flags),
-            fd,
-            flags,
-            || call::recv(fd, to, len, flags),
-            |args| recv_slow_path(args.0, args.1, args.2, args.3),
-        )
-    }
+    let op = move |fd, more| unsafe { call::recv(fd, to, len, flags | more) };
+    // SAFETY: program arguments.
+    let into = move || unsafe { addressless_buf(to, len) };
+    receive(fd, flags, into, op, |got| (1, if flags & MSG_TRUNC == 0 { got } else { got.min(len as isize) }))
 }
 
-#[inline(never)]
-unsafe fn recv_slow_path(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
-    // SAFETY: program arguments.
-    let op = |fd, more| unsafe { call::recv(fd, to, len, flags | more) };
-    // SAFETY: program arguments.
-    let into = unsafe { addressless_buf(to, len) };
-    slow_path(fd, flags, into, op, |got| {
-        (1, if flags & MSG_TRUNC == 0 { got } else { got.min(len as isize) })
-    })
-}
-
-#[inline]
 pub(crate) unsafe fn recvfrom(
-    fd: c_int,
-    to: *mut c_void,
-    len: size_t,
-    flags: c_int,
-    from: *mut sockaddr,
-    fromlen: *mut socklen_t,
-) -> ssize_t {
-    // SAFETY: program arguments.
-    unsafe {
-        let own = || call::recvfrom(fd, to, len, flags, from, fromlen);
-        fast_path((fd, to, len, flags, from, fromlen), fd, flags, own, |args| {
-            recvfrom_slow_path(args.0, args.1, args.2, args.3, args.4, args.5)
-        })
-    }
-}
-
-#[inline(never)]
-unsafe fn recvfrom_slow_path(
     fd: c_int,
     to: *mut c_void,
     len: size_t,
@@ -81,32 +44,17 @@ unsafe fn recvfrom_slow_path(
     // A receive without a datagram leaves the length unchanged, so that a second attempt finds the
     // program's value.
     // SAFETY: program arguments.
-    let into = unsafe { RecvBufs::bytes(to, len, from, fromlen) };
+    let into = move || unsafe { RecvBufs::bytes(to, len, from, fromlen) };
     // SAFETY: program arguments.
-    let op = |fd, more| unsafe { call::recvfrom(fd, to, len, flags | more, from, fromlen) };
-    slow_path(fd, flags, into, op, |got| (1, got))
+    let op = move |fd, more| unsafe { call::recvfrom(fd, to, len, flags | more, from, fromlen) };
+    receive(fd, flags, into, op, |got| (1, got))
 }
 
-#[inline]
 pub(crate) unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     // SAFETY: program arguments.
     unsafe {
-        fast_path(
-            (fd, message, flags),
-            fd,
-            flags,
-            || call::recvmsg(fd, message, flags),
-            |args| recvmsg_slow_path(args.0, args.1, args.2),
-        )
-    }
-}
-
-#[inline(never)]
-unsafe fn recvmsg_slow_path(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
-    // SAFETY: program arguments.
-    unsafe {
-        let op = |fd, more| call::recvmsg(fd, message, flags | more);
-        let got = slow_path(fd, flags, RecvBufs::message(message), op, |got| (1, got));
+        let op = move |fd, more| call::recvmsg(fd, message, flags | more);
+        let got = receive(fd, flags, move || RecvBufs::message(message), op, |got| (1, got));
         if got >= 0 && table::sock(fd).is_none() {
             registry::clear_passed_fds(message);
         }
@@ -114,24 +62,7 @@ unsafe fn recvmsg_slow_path(fd: c_int, message: *mut msghdr, flags: c_int) -> ss
     }
 }
 
-#[inline]
 pub(crate) unsafe fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
-    // No bytes are asked for: read(2) then takes no datagram.
-    let flags = if len == 0 { SLOW_PATH_FLAGS } else { 0 };
-    // SAFETY: program arguments.
-    unsafe {
-        fast_path(
-            (fd, to, len),
-            fd,
-            flags,
-            || call::read(fd, to, len),
-            |args| read_slow_path(args.0, args.1, args.2),
-        )
-    }
-}
-
-#[inline(never)]
-unsafe fn read_slow_path(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
     // SAFETY: program arguments.
     unsafe {
         let found = hidden_fds::sock(fd);
@@ -143,7 +74,7 @@ unsafe fn read_slow_path(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
         let op = |at, more| {
             if at == fd && more == 0 { call::read(at, to, len) } else { call::recv(at, to, len, more) }
         };
-        slow_path(fd, 0, addressless_buf(to, len), op, |got| (1, got))
+        receive(fd, 0, || addressless_buf(to, len), op, |got| (1, got))
     }
 }
 
@@ -164,7 +95,7 @@ pub(crate) unsafe fn readv(fd: c_int, to: *const iovec, count: c_int) -> ssize_t
             message.msg_iovlen = count as usize;
             call::recvmsg(at, &raw mut message, more)
         };
-        slow_path(fd, 0, RecvBufs::iovecs(to, count as usize), op, |got| (1, got))
+        receive(fd, 0, || RecvBufs::iovecs(to, count as usize), op, |got| (1, got))
     }
 }
 
@@ -221,23 +152,6 @@ pub(crate) unsafe fn recvmmsg(
     flags: c_int,
     timeout: *mut timespec,
 ) -> c_int {
-    if flags & (MSG_DONTWAIT | MSG_WAITFORONE) != 0
-        && let Some(place) = fast_path::find(fd)
-        && let Some(member) = start_fast_path(place, flags)
-    {
-        // SAFETY: program arguments.
-        let answer = unsafe { call::recvmmsg(fd, messages, count, flags, timeout) };
-        fast_path::finish_wait(member);
-        if answer >= 0 {
-            // SAFETY: program arguments.
-            let (datagrams, bytes) = unsafe { sum_messages(messages, answer as isize) };
-            fast_path::count_received(member, datagrams, bytes);
-            return answer;
-        }
-        if !should_retry(fd) {
-            return answer;
-        }
-    }
     let found = managed(fd);
     // SAFETY: program arguments.
     let limit = unsafe { timeout.as_ref() };
@@ -271,8 +185,8 @@ pub(crate) unsafe fn recvmmsg(
         let more = if done > 0 && flags & MSG_WAITFORONE != 0 { MSG_DONTWAIT } else { 0 };
         // SAFETY: program arguments.
         let got = unsafe {
-            let into = RecvBufs::messages(at, remaining as usize);
-            slow_path(fd, flags | more, into, |fd, extra| op(fd, extra | more), |got| sum_messages(at, got))
+            let into = || RecvBufs::messages(at, remaining as usize);
+            receive(fd, flags | more, into, |fd, extra| op(fd, extra | more), |got| sum_messages(at, got))
         };
         if got < 0 {
             return if done > 0 { done as c_int } else { -1 };
@@ -322,69 +236,17 @@ fn managed(fd: c_int) -> Result<(&'static Sock, &'static Shared), c_int> {
     Err(fd)
 }
 
-/// Flags with which a receive does not take a datagram, returns another length, or does not wait.
-const SLOW_PATH_FLAGS: c_int = MSG_PEEK | MSG_TRUNC | MSG_ERRQUEUE;
-
-/// The only receiver of a socket is about to make the program's own call. None if it must not, or
-/// if the flags need the slow path.
-#[inline(always)]
-fn start_fast_path(place: &fast_path::FastPath, flags: c_int) -> Option<&'static Member> {
-    if flags & SLOW_PATH_FLAGS != 0 {
-        return None;
-    }
-    place.start_wait()
-}
-
-/// Receives for the program. The only receiver of a socket makes its `own` call at once. All other
-/// threads, and one whose wait ended because it is no longer the only receiver, call `by_lane`
-/// with the arguments of the call.
-#[inline(always)]
-fn fast_path<A: Copy>(
-    args: A,
-    fd: c_int,
-    flags: c_int,
-    own: impl FnOnce() -> isize,
-    by_lane: impl Fn(A) -> isize,
-) -> isize {
-    if let Some(place) = fast_path::find(fd)
-        && let Some(member) = start_fast_path(place, flags)
-    {
-        // Kept in memory meanwhile: registers would have to be saved for each call.
-        let kept = (fd, args);
-        _ = black_box(&kept);
-        let answer = own();
-        fast_path::finish_wait(member);
-        if answer < 0 {
-            return after_error(kept.0, || by_lane(kept.1));
-        }
-        fast_path::count_received(member, 1, answer);
-        return answer;
-    }
-    by_lane(args)
-}
-
-/// The program's own call failed: returns the error, or receives `again`.
+/// The program's own call failed: true if the library has to receive. The bound that waits have
+/// since a second receiver joined may have ended it, or the descriptor was closed unseen. The bound
+/// is set before the mode changes, and cleared after the socket became plain.
 #[cold]
-#[inline(never)]
-fn after_error(fd: c_int, again: impl FnOnce() -> isize) -> isize {
-    if should_retry(fd) { again() } else { -1 }
-}
-
-/// True if a second receiver joined during the wait: the bound that waits have since then may have
-/// ended it.
-#[cold]
-fn should_retry(fd: c_int) -> bool {
-    let goes_on = || match real::errno() {
-        EAGAIN => true,
-        EINTR => signals::should_restart() && has_no_timeout(fd),
-        _ => false,
-    };
-    fast_path::find(fd).is_none() && goes_on()
-}
-
-fn has_no_timeout(fd: c_int) -> bool {
-    let shared = table::sock(fd).and_then(Sock::shared);
-    shared.is_some_and(|shared| shared.timeout_us.load(Ordering::Relaxed) == 0)
+fn should_retry(sock: &Sock, shared: &Shared, fd: c_int) -> bool {
+    let has_others = || shared.bounded.load(Ordering::Acquire) != 0 || shared.mode() != SINGLE;
+    match real::errno() {
+        EAGAIN => has_others(),
+        EINTR => has_others() && signals::should_restart() && shared.timeout_us.load(Ordering::Relaxed) == 0,
+        _ => quiesce::run_inside(|| is_stale_fd(sock, fd)).unwrap_or(false),
+    }
 }
 
 /// A receive failed: true if the descriptor was closed unseen, and is closed now or means
@@ -395,22 +257,70 @@ fn is_stale_fd(sock: &Sock, fd: c_int) -> bool {
 
 /// Receives for the program. `op` receives on a descriptor, with further flags. `into` describes
 /// the buffers. `size` returns the datagrams and bytes of a result.
-fn slow_path(
+#[inline]
+fn receive<'a>(
     fd: c_int,
     flags: c_int,
-    into: RecvBufs<'_>,
+    into: impl Fn() -> RecvBufs<'a>,
     op: impl Fn(c_int, c_int) -> isize,
     size: impl Fn(isize) -> (u64, isize),
 ) -> isize {
+    match managed(fd) {
+        Ok((sock, shared)) => {
+            send_batch::before_receive(sock);
+            receive_alone(sock, shared, (fd, flags), &op, &size)
+                .unwrap_or_else(|| receive_by_library(fd, flags, into, op, size))
+        }
+        Err(at) => {
+            send_batch::flush();
+            detached::receive(fd, flags, into, || op(at, 0))
+        }
+    }
+}
+
+/// Receives with the program's own call, if the calling thread is the socket's single receiver.
+/// None: the library has to receive.
+#[inline]
+fn receive_alone(
+    sock: &Sock,
+    shared: &Shared,
+    (fd, flags): (c_int, c_int),
+    op: impl Fn(c_int, c_int) -> isize,
+    size: impl Fn(isize) -> (u64, isize),
+) -> Option<isize> {
+    let member = single_receiver::start_wait(sock, shared)?;
+    let answer = op(fd, 0);
+    member.finish_wait();
+    if answer < 0 {
+        return (!should_retry(sock, shared, fd)).then_some(answer);
+    }
+    if flags & (MSG_PEEK | MSG_ERRQUEUE) == 0 {
+        let (datagrams, bytes) = size(answer);
+        report::record_received(member, datagrams, bytes.max(0) as u64, false, false);
+    }
+    Some(answer)
+}
+
+/// [`receive`] for all but a single receiver. Not inlined, so that a single receiver's calls do not
+/// save the registers and reserve the stack that this needs.
+#[inline(never)]
+fn receive_by_library<'a>(
+    fd: c_int,
+    flags: c_int,
+    into: impl Fn() -> RecvBufs<'a>,
+    op: impl Fn(c_int, c_int) -> isize,
+    size: impl Fn(isize) -> (u64, isize),
+) -> isize {
+    // After a wait the number may have come to mean something else.
     let (sock, shared) = match managed(fd) {
-        Ok(found) if flags & MSG_ERRQUEUE == 0 && !into.is_invalid(0, flags) => found,
+        Ok(found) if flags & MSG_ERRQUEUE == 0 && !into().is_invalid(0, flags) => found,
         found => {
             send_batch::flush();
-            return detached::receive(fd, flags, &into, || op(found.err().unwrap_or(fd), 0));
+            return detached::receive(fd, flags, into, || op(found.err().unwrap_or(fd), 0));
         }
     };
-    quiesce::wait_inside(|| managed_receive(sock, shared, (fd, flags, into), &op, size))
-        .unwrap_or_else(|| detached::receive(fd, flags, &into, || op(fd, 0)))
+    quiesce::wait_inside(|| managed_receive(sock, shared, (fd, flags, into()), &op, size))
+        .unwrap_or_else(|| detached::receive(fd, flags, into, || op(fd, 0)))
 }
 
 /// Receives on a socket that the library manages. None: the library has detached.
@@ -422,7 +332,6 @@ fn managed_receive<Op: Fn(c_int, c_int) -> isize>(
     op: &Op,
     size: impl Fn(isize) -> (u64, isize),
 ) -> Option<isize> {
-    send_batch::before_receive(sock);
     let Some(member) = members::member(sock, shared, fd) else {
         return Some(quiesce::run_outside(|| op(fd, 0)));
     };
@@ -447,9 +356,6 @@ fn managed_receive<Op: Fn(c_int, c_int) -> isize>(
             create::open_queues(sock, shared, fd);
         }
         let mode = shared.mode();
-        if mode == SINGLE {
-            single_receiver::arm(sock, shared, member, fd);
-        }
         if mode == MULTI_LANE || queues::is_open(shared) {
             rx_coalesce::add_received(datagrams);
         }

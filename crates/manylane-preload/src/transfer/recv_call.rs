@@ -40,10 +40,8 @@ use crate::group::coverage::uncovered;
 use crate::group::owners;
 use crate::group::recovery;
 use crate::group::{active_set, sampling};
-use crate::lanes::entries;
-use crate::shared::sock::{
-    BLOCKS, BUSY, MULTI_LANE, Member, OBSERVING, PLAIN, SINGLE, Shared, Sock, UNBOUNDED,
-};
+use crate::lanes::{entries, single_receiver};
+use crate::shared::sock::{BLOCKS, MULTI_LANE, Member, OBSERVING, PLAIN, SINGLE, Shared, Sock};
 use crate::shared::{failpoint, thread};
 use crate::transfer::backoff::Backoff;
 use crate::xdp::queues;
@@ -126,11 +124,7 @@ impl<'a, Op: Fn(c_int, c_int) -> isize> RecvCall<'a, Op> {
                 }
                 SINGLE if nonblock => return Some(((self.op)(self.fd, 0), false)),
                 SINGLE => {
-                    // SeqCst, as where lanes are created: either this thread sees the changed
-                    // mode, or the other one sees this state.
-                    self.member.state.swap(UNBOUNDED, Ordering::SeqCst);
-                    if self.shared.mode.load(Ordering::SeqCst) != SINGLE {
-                        self.member.state.store(BUSY, Ordering::Release);
+                    if !single_receiver::start_wait_of(self.shared, self.member) {
                         continue;
                     }
                     self.start_timeout();
@@ -140,7 +134,7 @@ impl<'a, Op: Fn(c_int, c_int) -> isize> RecvCall<'a, Op> {
                         let goes_on = answer < 0 && self.should_wait_again();
                         return (!goes_on).then_some((answer, false));
                     }
-                    self.member.state.store(BUSY, Ordering::Release);
+                    self.member.finish_wait();
                     let bounded = self.shared.bounded.load(Ordering::Acquire) != 0;
                     if answer >= 0 || !bounded || !self.should_wait_again() {
                         return Some((answer, false));

@@ -11,7 +11,7 @@ use crate::base::real::{self, fail_with_errno};
 use crate::base::settings::WAIT_SLICE;
 use crate::base::signals;
 use crate::batching::rx_coalesce;
-use crate::shared::sock::{BUSY, WAITS_ON};
+use crate::shared::sock::WAITS_ON;
 use crate::shared::thread;
 use crate::transfer::recv_call::{RecvCall, options};
 use crate::xdp::queues;
@@ -48,7 +48,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
             self.defer_signals();
             let mask = self.signals.wait_mask(None);
             let ended = real::ppoll_none(time, mask);
-            self.member.state.store(BUSY, Ordering::Release);
+            self.member.finish_wait();
             self.member.beat();
             (ended < 0 && !self.should_wait_again()).then_some(-1)
         };
@@ -59,10 +59,14 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
     pub(crate) fn wait_on(&self, lane: usize) -> Option<isize> {
         self.start_timeout();
         self.member.state.store(WAITS_ON + lane as u32, Ordering::Release);
-        if let Some(answer) = self.poll_first(lane) {
-            self.member.state.store(BUSY, Ordering::Release);
-            self.member.beat();
-            return Some(answer);
+        if self.must_defer_signals() {
+            // If a datagram is there, the signal mask need not change.
+            if let Some(answer) = self.try_lane(lane) {
+                self.member.finish_wait();
+                self.member.beat();
+                return Some(answer);
+            }
+            self.signals.defer();
         }
         let with_queues = queues::is_open(self.shared);
         let answer = if with_queues {
@@ -72,7 +76,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         } else {
             (self.op)(self.sock.fd_of(lane, self.fd), 0)
         };
-        self.member.state.store(BUSY, Ordering::Release);
+        self.member.finish_wait();
         self.member.beat();
         if answer >= 0 {
             if self.flags & MSG_PEEK != 0 && !with_queues {
@@ -140,19 +144,15 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
 
     /// Defers signals before a wait in slices, so that a handler interrupts it at any time.
     pub(crate) fn defer_signals(&self) {
-        if self.is_interruptible() {
+        if self.must_defer_signals() {
             self.signals.defer();
         }
     }
 
-    /// True if a signal handler interrupts the call.
-    fn is_interruptible(&self) -> bool {
-        !signals::should_restart() || self.timeout_us.get() != 0
-    }
-
-    /// Before the first wait of the call, if a handler would interrupt it: returns a queued
-    /// datagram, or defers signals.
-    fn poll_first(&self, lane: usize) -> Option<isize> {
-        if self.is_interruptible() { self.signals.poll_before_wait(|| self.try_lane(lane)) } else { None }
+    /// True if the program has signal handlers that interrupt the call, and signals are not deferred
+    /// yet.
+    fn must_defer_signals(&self) -> bool {
+        let is_interruptible = !signals::should_restart() || self.timeout_us.get() != 0;
+        is_interruptible && signals::has_handlers() && !self.signals.is_active()
     }
 }

@@ -9,33 +9,19 @@ use manylane_ipc::report::Reason;
 use crate::base::real::{call, fail_with_errno};
 use crate::base::{quiesce, state};
 use crate::batching::send_batch::{self, Reply};
+use crate::fds::hidden_fds;
 use crate::fds::sock_fds::is_managed;
-use crate::fds::{fast_path, hidden_fds};
 use crate::lanes::{fallback, registry};
 use crate::shared::sock::{MULTI_LANE, Member, Shared, Sock};
 use crate::shared::{report, thread};
 use crate::xdp::frames::TxDatagram;
 use crate::xdp::queues;
 
-#[inline]
 pub(crate) unsafe fn send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
-    // SAFETY: program arguments.
-    unsafe {
-        if let Some(alone) = fast_path::find(fd) {
-            return alone.count_send(|| call::send(fd, from, len, flags));
-        }
-        send_slow_path(fd, from, len, flags)
-    }
-}
-
-/// The slow path, with lanes, queues or batched replies.
-#[inline(never)]
-unsafe fn send_slow_path(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: program arguments.
     send_plain(fd, |fd| unsafe { call::send(fd, from, len, flags) })
 }
 
-#[inline]
 pub(crate) unsafe fn sendto(
     fd: c_int,
     from: *const c_void,
@@ -44,25 +30,10 @@ pub(crate) unsafe fn sendto(
     to: *const sockaddr,
     tolen: socklen_t,
 ) -> ssize_t {
-    // SAFETY: program arguments.
-    unsafe {
-        if let Some(alone) = fast_path::find(fd) {
-            return alone.count_send(|| call::sendto(fd, from, len, flags, to, tolen));
-        }
-        sendto_slow_path(fd, from, len, flags, to, tolen)
+    if is_own_call(fd) {
+        // SAFETY: program arguments.
+        return unsafe { call::sendto(fd, from, len, flags, to, tolen) };
     }
-}
-
-/// The slow path, with lanes, queues or batched replies.
-#[inline(never)]
-unsafe fn sendto_slow_path(
-    fd: c_int,
-    from: *const c_void,
-    len: size_t,
-    flags: c_int,
-    to: *const sockaddr,
-    tolen: socklen_t,
-) -> ssize_t {
     let at = send_route(fd);
     if at.has_queues || state::is_send_batching() {
         let piece = iovec { iov_base: from.cast_mut(), iov_len: len };
@@ -84,20 +55,7 @@ unsafe fn sendto_slow_path(
     finish_send(&at, unsafe { call::sendto(out, from, len, flags | more, to, tolen) })
 }
 
-#[inline]
 pub(crate) unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-    // SAFETY: program arguments.
-    unsafe {
-        if let Some(alone) = fast_path::find(fd) {
-            return alone.count_send(|| call::sendmsg(fd, message, flags));
-        }
-        sendmsg_slow_path(fd, message, flags)
-    }
-}
-
-/// The slow path, with lanes, queues or batched replies.
-#[inline(never)]
-unsafe fn sendmsg_slow_path(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     let at = send_route(fd);
     // SAFETY: program arguments.
     unsafe {
@@ -156,20 +114,7 @@ pub(crate) unsafe fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, 
     }
 }
 
-#[inline]
 pub(crate) unsafe fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
-    // SAFETY: program arguments.
-    unsafe {
-        if let Some(alone) = fast_path::find(fd) {
-            return alone.count_send(|| call::write(fd, from, len));
-        }
-        write_slow_path(fd, from, len)
-    }
-}
-
-/// The slow path, with lanes, queues or batched replies.
-#[inline(never)]
-unsafe fn write_slow_path(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
     // SAFETY: program arguments.
     send_plain(fd, |fd| unsafe { call::write(fd, from, len) })
 }
@@ -182,6 +127,9 @@ pub(crate) unsafe fn writev(fd: c_int, from: *const iovec, count: c_int) -> ssiz
 /// Sends with the program's `own` call, without an address.
 #[inline]
 fn send_plain(fd: c_int, own: impl FnOnce(c_int) -> isize) -> isize {
+    if is_own_call(fd) {
+        return own(fd);
+    }
     let at = send_route(fd);
     if let Some(sent) = flush_before_send(&at) {
         return sent;
@@ -276,6 +224,17 @@ impl SendRoute {
     fn fd_and_flags(&self, has_no_address: bool) -> (c_int, c_int) {
         if has_no_address { (self.own_fd, 0) } else { (self.fd, self.extra_flags) }
     }
+}
+
+/// True if the library has nothing to do for a datagram that is sent by `fd`, and nothing to count.
+#[inline]
+fn is_own_call(fd: c_int) -> bool {
+    let is_own = match hidden_fds::sock(fd).map(Sock::shared) {
+        Ok(Some(shared)) => shared.mode() != MULTI_LANE && !queues::is_open(shared) && !report::is_open(),
+        Ok(None) => true,
+        Err(at) => at == fd,
+    };
+    is_own && !state::is_send_batching()
 }
 
 #[inline]

@@ -9,86 +9,26 @@ use crate::base::real::{self, call};
 use crate::base::{pollfds, quiesce, signals};
 use crate::batching::readiness::ready_in_memory;
 use crate::batching::{rx_coalesce, send_batch};
+use crate::fds::hidden_fds;
 use crate::fds::sock_fds::{self, is_managed};
 use crate::fds::table::{self, Entry};
-use crate::fds::{fast_path, hidden_fds};
 use crate::group::coverage;
-use crate::lanes::{entries, fallback};
+use crate::lanes::{entries, fallback, single_receiver};
 use crate::shared::sock::{Member, Shared, Sock};
 use crate::shared::thread;
 use crate::transfer::detached;
 use crate::waiting::wait::{
-    Deadline, WaitMode, finish_wait, is_poll_overdue, start_unsliced, start_wait, timespec_of,
+    Deadline, WaitMode, cancel_wait, finish_wait, is_poll_overdue, start_unsliced, start_wait, timespec_of,
 };
 use crate::xdp::queues;
 
 /// Events that report a datagram.
 const READ_EVENTS: i16 = POLLIN | POLLRDNORM;
 
-/// Max entries that the fast path checks.
-const FAST_PATH_FDS_MAX: usize = 4;
-
-/// For a wait on one descriptor: the member of the calling thread, if it is the only receiver of
-/// the socket. Starts its wait.
-#[inline(always)]
-unsafe fn start_fast_path(fds: *mut pollfd, count: nfds_t) -> Option<&'static Member> {
-    if count != 1 || fds.is_null() {
-        return None;
-    }
-    // SAFETY: program arguments.
-    let at = unsafe { &*fds };
-    let place = fast_path::find(at.fd).filter(|_| at.events & READ_EVENTS != 0)?;
-    place.start_wait()
-}
-
-/// Makes the program's own call if the entries are few, and the calling thread is the only
-/// receiver of all UDP sockets among them.
-unsafe fn fast_path(fds: *mut pollfd, count: nfds_t, native: impl Fn() -> c_int) -> Option<c_int> {
-    if fds.is_null() || count == 0 || count as usize > FAST_PATH_FDS_MAX {
-        return None;
-    }
-    let mut members = [None; FAST_PATH_FDS_MAX];
-    for nth in 0..count as usize {
-        // SAFETY: program arguments.
-        let at = unsafe { &*fds.wrapping_add(nth) };
-        match fast_path::find(at.fd) {
-            Some(place) if at.events & READ_EVENTS != 0 => members[nth] = place.start_wait(),
-            _ if table::entry(at.fd) == Entry::None => continue,
-            _ => {}
-        }
-        if members[nth].is_none() {
-            // The slow path starts each wait again.
-            members.into_iter().flatten().for_each(fast_path::finish_wait);
-            return None;
-        }
-    }
-    send_batch::flush();
-    let answer = native();
-    members.into_iter().flatten().for_each(fast_path::finish_wait);
-    Some(answer)
-}
-
-#[inline]
 pub(crate) unsafe fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
     // SAFETY: program arguments.
     unsafe {
-        if let Some(member) = start_fast_path(fds, count) {
-            let answer = call::poll(fds, count, timeout);
-            fast_path::finish_wait(member);
-            return answer;
-        }
-        poll_slow_path(fds, count, timeout)
-    }
-}
-
-#[inline(never)]
-unsafe fn poll_slow_path(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
-    // SAFETY: program arguments.
-    unsafe {
         let own = |timeout| call::poll(fds, count, timeout);
-        if let Some(answer) = fast_path(fds, count, || own(timeout)) {
-            return answer;
-        }
         if detached::has_leftovers() {
             return detached::poll(fds, count, |now| own(if now { 0 } else { timeout }));
         }
@@ -96,10 +36,13 @@ unsafe fn poll_slow_path(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_i
             send_batch::flush();
             return own(timeout);
         };
-        let until = Deadline::from_ms(timeout);
         let native = |slice: &mut [pollfd]| call::poll(slice.as_mut_ptr(), count, timeout);
+        if let Some(answer) = poll_alone(slice, native) {
+            return answer;
+        }
+        let until = Deadline::from_ms(timeout);
         poll_sliced(slice, Caller::Poll, until, None, native)
-            .unwrap_or_else(|| poll_slow_path(fds, count, until.remaining_ms()))
+            .unwrap_or_else(|| poll(fds, count, until.remaining_ms()))
     }
 }
 
@@ -113,7 +56,6 @@ pub(crate) unsafe fn poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, r
     }
 }
 
-#[inline]
 pub(crate) unsafe fn ppoll(
     fds: *mut pollfd,
     count: nfds_t,
@@ -122,41 +64,23 @@ pub(crate) unsafe fn ppoll(
 ) -> c_int {
     // SAFETY: program arguments.
     unsafe {
-        if let Some(member) = start_fast_path(fds, count) {
-            let answer = call::ppoll(fds, count, timeout, mask);
-            fast_path::finish_wait(member);
-            return answer;
-        }
-        ppoll_slow_path(fds, count, timeout, mask)
-    }
-}
-
-#[inline(never)]
-unsafe fn ppoll_slow_path(
-    fds: *mut pollfd,
-    count: nfds_t,
-    timeout: *const timespec,
-    mask: *const sigset_t,
-) -> c_int {
-    // SAFETY: program arguments.
-    unsafe {
         let own = |timeout| call::ppoll(fds, count, timeout, mask);
-        if let Some(answer) = fast_path(fds, count, || own(timeout)) {
-            return answer;
-        }
         if detached::has_leftovers() {
             let time = |now| if now { &raw const real::NO_WAIT } else { timeout };
             return detached::poll(fds, count, |now| own(time(now)));
         }
-        // The kernel must refuse an invalid timeout.
-        let until = |slice| Deadline::from_timespec(timeout.as_ref()).map(|until| (until, slice));
-        let Some((until, slice)) = managed_fds(fds, count).and_then(until) else {
+        let Some(slice) = managed_fds(fds, count) else {
             send_batch::flush();
             return own(timeout);
         };
         let native = |slice: &mut [pollfd]| call::ppoll(slice.as_mut_ptr(), count, timeout, mask);
+        if let Some(answer) = poll_alone(slice, native) {
+            return answer;
+        }
+        // The kernel must refuse an invalid timeout.
+        let Some(until) = Deadline::from_timespec(timeout.as_ref()) else { return own(timeout) };
         poll_sliced(slice, Caller::Poll, until, mask.as_ref(), native)
-            .unwrap_or_else(|| until.with_timespec(|left| ppoll_slow_path(fds, count, left, mask)))
+            .unwrap_or_else(|| until.with_timespec(|left| ppoll(fds, count, left, mask)))
     }
 }
 
@@ -177,6 +101,7 @@ pub(crate) unsafe fn ppoll_chk(
 }
 
 /// The program's array, if it has a socket that the library manages, or a hidden descriptor.
+#[inline]
 unsafe fn managed_fds<'a>(fds: *mut pollfd, count: nfds_t) -> Option<&'a mut [pollfd]> {
     // The kernel refuses more entries than the limit of open files, and does not read them. For a
     // short array the limit is not asked for, which costs a call: the poll fails a moment later.
@@ -188,13 +113,11 @@ unsafe fn managed_fds<'a>(fds: *mut pollfd, count: nfds_t) -> Option<&'a mut [po
     let fds = unsafe { std::slice::from_raw_parts_mut(fds, count as usize) };
     let mut any = false;
     for at in fds.iter() {
-        match table::entry(at.fd) {
-            Entry::None => {}
-            Entry::Sock(index) => {
-                any |= at.events & READ_EVENTS != 0 && Sock::at(index).shared().is_some_and(is_managed);
-            }
-            Entry::Epoll(_) => fallback::mark_nested(at.fd),
-            Entry::Hidden => any |= is_hidden(at),
+        match table::sock_or_entry(at.fd) {
+            Ok(sock) => any |= at.events & READ_EVENTS != 0 && sock.shared().is_some_and(is_managed),
+            Err(Entry::Hidden) => any |= is_hidden(at),
+            Err(Entry::Epoll(_)) => fallback::mark_nested(at.fd),
+            Err(_) => {}
         }
     }
     any.then_some(fds)
@@ -218,7 +141,7 @@ fn managed(at: &pollfd) -> Option<(&'static Sock, &'static Shared)> {
 fn finish_waits(fds: &[pollfd]) {
     for at in fds {
         if let Some((sock, shared)) = managed(at) {
-            finish_wait(sock, shared, at.fd);
+            finish_wait(sock, shared);
         }
     }
 }
@@ -240,6 +163,26 @@ impl Caller {
     }
 }
 
+/// Waits with the program's own call, if the calling thread is the single receiver of all managed
+/// sockets.
+#[inline]
+pub(crate) fn poll_alone(fds: &mut [pollfd], own: impl FnOnce(&mut [pollfd]) -> c_int) -> Option<c_int> {
+    let is_alone = |at: &pollfd| {
+        managed(at).is_none_or(|(sock, shared)| single_receiver::start_wait(sock, shared).is_some())
+    };
+    if fds.iter().any(is_hidden) {
+        return None;
+    }
+    if !fds.iter().all(is_alone) {
+        fds.iter().filter_map(managed).for_each(|(sock, shared)| cancel_wait(sock, shared));
+        return None;
+    }
+    send_batch::flush();
+    let answer = own(fds);
+    finish_waits(fds);
+    Some(answer)
+}
+
 /// poll(2) over descriptors with managed sockets among them; `native` is the program's own call.
 /// None: the caller must wait for the remaining time (the sockets became plain in an earlier
 /// round, or the library has detached).
@@ -250,14 +193,6 @@ pub(crate) fn poll_sliced(
     mask: Option<&sigset_t>,
     native: impl Fn(&mut [pollfd]) -> c_int,
 ) -> Option<c_int> {
-    // The only receiver of every socket: the program's own call.
-    let alone = |at: &pollfd| managed(at).is_none_or(|(sock, _)| fast_path::start_wait_for(sock, at.fd));
-    if !fds.iter().any(is_hidden) && fds.iter().all(alone) {
-        send_batch::flush();
-        let answer = quiesce::run_outside(|| native(fds));
-        finish_waits(fds);
-        return Some(answer);
-    }
     quiesce::wait_inside(|| {
         let deferred = signals::DeferredSignals::new();
         let mut native = |fds: &mut [pollfd]| {
@@ -345,12 +280,17 @@ fn poll_loop(
         let waits = !now && !frames;
         let mut answer = if any {
             let all = Cell::from_mut(&mut all[..count]).as_slice_of_cells();
-            let wait = |time| real::ppoll_cells(all, own, timespec_of(time), deferred.wait_mask(mask));
+            let wait = |time: Duration| {
+                if !time.is_zero() {
+                    deferred.defer();
+                }
+                real::ppoll_cells(all, own, timespec_of(time), deferred.wait_mask(mask))
+            };
             if waits {
                 let entries = &all[..fds.len()];
                 let coalesce = || rx_coalesce(fds, entries, own, until, (deferred, mask));
                 let delayed = if has_waited { None } else { coalesce() };
-                delayed.unwrap_or_else(|| deferred.wait(until.slice(), wait))
+                delayed.unwrap_or_else(|| wait(until.slice()))
             } else {
                 wait(Duration::ZERO)
             }
@@ -368,7 +308,7 @@ fn poll_loop(
             if let Some(sock) = table::sock(at.fd)
                 && let Some(shared) = sock.shared()
             {
-                finish_wait(sock, shared, at.fd);
+                finish_wait(sock, shared);
             }
         }
         if !any || answer < 0 {
@@ -455,7 +395,7 @@ fn add_due_lanes(fds: &[pollfd], copy: &mut [pollfd]) {
         .zip(copy.iter())
         .any(|(from, to)| to.revents & READ_EVENTS != 0 && managed(from).is_some());
     add_other_lanes(fds, copy, |sock, shared| {
-        is_poll_overdue(shared, thread::cached_member(sock, shared), datagrams)
+        is_poll_overdue(shared, thread::member(sock, shared), datagrams)
     });
 }
 
@@ -477,7 +417,7 @@ fn add_readable(
 }
 
 fn own_lane(sock: &'static Sock, shared: &Shared) -> usize {
-    thread::cached_member(sock, shared).and_then(Member::own_lane).unwrap_or(0)
+    thread::member(sock, shared).and_then(Member::own_lane).unwrap_or(0)
 }
 
 /// Copies the kernel's results for the lanes to the program's entries.

@@ -120,7 +120,11 @@ impl FdSets {
         };
         let by_poll = |room: &mut [pollfd]| {
             let used = self.fill_pollfds(room);
-            let answer = poll::poll_sliced(&mut room[..used], Caller::Select, until, mask, |_| native())?;
+            let fds = &mut room[..used];
+            let answer = match poll::poll_alone(fds, |_| native()) {
+                Some(answer) => answer,
+                None => poll::poll_sliced(fds, Caller::Select, until, mask, |_| native())?,
+            };
             Some(if own.get() { answer } else { self.write_back(answer, &room[..used]) })
         };
         let room = if self.is_within_setsize() { self.count_entries() } else { usize::MAX };
@@ -269,7 +273,7 @@ impl FdSets {
         }
         for fd in 0..self.count.min(table::fd_end()) {
             if let Some((sock, shared)) = sock_fds::managed(fd) {
-                wait::finish_wait(sock, shared, fd);
+                wait::finish_wait(sock, shared);
             }
         }
         answer

@@ -13,13 +13,10 @@ use manylane_sys::tick;
 
 use crate::base::real;
 use crate::base::settings::WAIT_SLICE_MS;
-use crate::fds::fast_path;
 use crate::fds::sock_fds::is_managed;
 use crate::group::{coverage, sampling};
 use crate::lanes::{fallback, members, single_receiver};
-use crate::shared::sock::{
-    BUSY, MULTI_LANE, Member, OBSERVING, POLLS, SINGLE, Shared, Sock, UNBOUNDED, WAITS_ON,
-};
+use crate::shared::sock::{BUSY, MULTI_LANE, Member, OBSERVING, POLLS, Shared, Sock, WAITS_ON};
 use crate::shared::thread;
 use crate::xdp::queues;
 
@@ -38,13 +35,6 @@ pub(crate) enum WaitMode {
 /// The calling thread is about to wait for `sock`.
 #[inline]
 pub(crate) fn start_wait(sock: &'static Sock, shared: &Shared, fd: c_int) -> WaitMode {
-    if fast_path::start_wait_for(sock, fd) {
-        return WaitMode::Native;
-    }
-    start_wait_now(sock, shared, fd)
-}
-
-fn start_wait_now(sock: &'static Sock, shared: &Shared, fd: c_int) -> WaitMode {
     if !is_managed(shared) {
         return WaitMode::Native;
     }
@@ -54,15 +44,8 @@ fn start_wait_now(sock: &'static Sock, shared: &Shared, fd: c_int) -> WaitMode {
     if kind & POLLS == 0 {
         member.kind.store(kind | POLLS, Ordering::Relaxed);
     }
-    if shared.mode() == SINGLE && !queues::is_open(shared) {
-        // SeqCst, as where lanes are created: either this thread sees the changed mode, or the
-        // other one sees this state.
-        member.state.swap(UNBOUNDED, Ordering::SeqCst);
-        if shared.mode.load(Ordering::SeqCst) == SINGLE {
-            // The descriptor that is waited on may be another one than that of the receives.
-            single_receiver::arm(sock, shared, member, fd);
-            return WaitMode::Native;
-        }
+    if !queues::is_open(shared) && single_receiver::start_wait_of(shared, member) {
+        return WaitMode::Native;
     }
     let lane = match shared.mode() {
         MULTI_LANE => member.own_lane(),
@@ -86,14 +69,18 @@ pub(crate) fn start_unsliced(sock: &'static Sock, shared: &Shared, fd: c_int) ->
     coverage::poll_other_lanes(sock, shared, fd, 0)
 }
 
+/// The wait of the calling thread for `sock`, if it started one, does not take place.
+pub(crate) fn cancel_wait(sock: &Sock, shared: &Shared) {
+    if let Some(member) = thread::member(sock, shared) {
+        member.finish_wait();
+    }
+}
+
 /// The calling thread has waited for `sock`.
 #[inline]
-pub(crate) fn finish_wait(sock: &'static Sock, shared: &Shared, fd: c_int) {
-    if let Some(path) = fast_path::find_for(sock, fd) {
-        return fast_path::finish_wait(path.member());
-    }
-    if let Some(member) = thread::cached_member(sock, shared) {
-        member.state.store(BUSY, Ordering::Release);
+pub(crate) fn finish_wait(sock: &Sock, shared: &Shared) {
+    if let Some(member) = thread::member(sock, shared) {
+        member.finish_wait();
         member.beat();
     }
 }

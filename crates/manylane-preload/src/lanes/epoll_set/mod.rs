@@ -11,12 +11,11 @@ mod nested;
 
 use std::iter::successors;
 use std::ptr;
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLLET, EPOLLIN, EPOLLRDNORM, c_int, epoll_event};
 
 use crate::base::real;
-use crate::fds::fast_path;
 use crate::fds::sock_fds::{self, is_managed};
 use crate::fds::table::{self, Entry};
 use crate::shared::lock::{Guard, lock};
@@ -69,9 +68,6 @@ pub(crate) struct Epoll {
     pub(crate) count: AtomicU32,
     /// Items from here on were never used.
     pub(crate) top: AtomicU32,
-    /// The descriptor through which its only receiver uses the fast path, plus 1; 0 if none:
-    /// `fast_path.rs`.
-    pub(crate) fast_path_fd: AtomicI32,
     /// Waited for as a descriptor: 0, [`NESTED`], [`NESTED_DRAINED`].
     pub(crate) nested: AtomicU32,
     /// It contains the placeholder for leftovers (`nested.rs`).
@@ -153,7 +149,6 @@ impl Epoll {
         epoll.lock.store(0, Ordering::Relaxed);
         epoll.count.store(0, Ordering::Relaxed);
         epoll.top.store(0, Ordering::Relaxed);
-        epoll.fast_path_fd.store(0, Ordering::Relaxed);
         epoll.nested.store(0, Ordering::Relaxed);
         epoll.placeholder.store(0, Ordering::Relaxed);
         epoll.has_nested.store(0, Ordering::Relaxed);
@@ -267,28 +262,6 @@ impl Epoll {
         if item.sock.swap(0, Ordering::AcqRel) != 0 {
             self.count.fetch_sub(1, Ordering::AcqRel);
         }
-        self.clear_fast_path();
-    }
-
-    /// Sets the fast path of the instance if `sock`, added as `fd`, is its only socket, and the
-    /// calling thread is the only receiver.
-    #[cold]
-    pub(crate) fn arm_fast_path(&self, epfd: c_int, sock: &'static Sock, fd: c_int) {
-        let Some(path) = fast_path::find_for(sock, fd) else { return };
-        if self.fast_path_fd.compare_exchange(0, epfd + 1, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
-            fast_path::install(sock, path.member(), epfd, || {
-                fast_path::find_for(sock, fd).is_some()
-                    && self.items().all(|(_, at)| ptr::eq(at, sock))
-                    && self.count.load(Ordering::SeqCst) == 1
-                    && table::entry(epfd) == Entry::Epoll(self.index())
-            });
-        }
-    }
-
-    /// Its entries change, or have changed.
-    pub(crate) fn clear_fast_path(&self) {
-        fence(Ordering::SeqCst);
-        fast_path::disarm_fd(self.fast_path_fd.swap(0, Ordering::SeqCst) - 1);
     }
 }
 

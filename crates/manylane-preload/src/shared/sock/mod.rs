@@ -50,8 +50,6 @@ pub(crate) struct Sock {
     plain_reason: AtomicU32,
     /// The program's own receive timeout in microseconds, set before bind.
     pub(crate) timeout_us: AtomicU64,
-    /// 1 once the socket has had a fast path (`fast_path.rs`).
-    pub(crate) had_fast_path: AtomicU32,
     /// If the socket gets a group, it receives every datagram until the library steers:
     /// `lane_socket::pre_steer`.
     pub(crate) pre_steered: AtomicU32,
@@ -122,7 +120,6 @@ impl Sock {
         sock.cookie.store(cookie, Ordering::Relaxed);
         sock.plain_reason.store(0, Ordering::Relaxed);
         sock.timeout_us.store(0, Ordering::Relaxed);
-        sock.had_fast_path.store(0, Ordering::Relaxed);
         sock.pre_steered.store(0, Ordering::Relaxed);
         sock.in_epoll.store(0, Ordering::Relaxed);
         sock.fd_lock.store(0, Ordering::Relaxed);

@@ -76,6 +76,12 @@ impl Member {
         usize::try_from(self.lane.load(Ordering::Acquire)).ok().filter(|lane| *lane < LANES_MAX)
     }
 
+    /// The calling thread, whose member this is, no longer waits.
+    #[inline]
+    pub(crate) fn finish_wait(&self) {
+        self.state.store(BUSY, Ordering::Release);
+    }
+
     /// Counts one heartbeat of the calling thread, whose member this is.
     #[inline]
     pub(crate) fn beat(&self) {

@@ -182,6 +182,5 @@ fn add_item(epoll: &Epoll, top: usize, sock: &Sock, fd: c_int, (events, data): (
     item.edge_reported.store(0, Ordering::Relaxed);
     item.sock.store(sock.index() + 1, Ordering::Release);
     epoll.top.fetch_max(at as u32 + 1, Ordering::AcqRel);
-    epoll.clear_fast_path();
     true
 }

@@ -13,25 +13,16 @@ use crate::base::{quiesce, signals};
 use crate::batching::prefetch::{self, Prefetch};
 use crate::batching::readiness::ready_in_memory;
 use crate::batching::{rx_coalesce, send_batch};
-use crate::fds::{fast_path, hidden_fds};
+use crate::fds::hidden_fds;
 use crate::group::coverage;
-use crate::lanes::entries;
 use crate::lanes::epoll_set::{self, Epoll, Item, KERNEL_FIRST, LANES_FIRST, NESTED, move_to_lane};
-use crate::lanes::fallback;
-use crate::shared::sock::{MULTI_LANE, Member, Shared, Sock};
+use crate::lanes::{entries, fallback, single_receiver};
+use crate::shared::sock::{MULTI_LANE, Shared, Sock};
 use crate::shared::thread;
 use crate::transfer::detached;
 use crate::waiting::wait::{self, Deadline, WaitMode, timespec_of};
 use crate::xdp::queues;
 
-/// The member of the calling thread, if it is the only receiver of the only UDP socket in the
-/// instance. Starts its wait.
-#[inline(always)]
-fn start_fast_path(epfd: c_int) -> Option<&'static Member> {
-    fast_path::find(epfd)?.start_wait()
-}
-
-#[inline]
 pub(crate) unsafe fn epoll_wait(
     epfd: c_int,
     events: *mut epoll_event,
@@ -39,17 +30,9 @@ pub(crate) unsafe fn epoll_wait(
     timeout: c_int,
 ) -> c_int {
     // SAFETY: program arguments.
-    unsafe {
-        if let Some(member) = start_fast_path(epfd) {
-            let answer = call::epoll_wait(epfd, events, count, timeout);
-            fast_path::finish_wait(member);
-            return answer;
-        }
-        wait_slow_path(epfd, events, count, timeout, None)
-    }
+    unsafe { wait(epfd, events, count, timeout, None) }
 }
 
-#[inline]
 pub(crate) unsafe fn epoll_pwait(
     epfd: c_int,
     events: *mut epoll_event,
@@ -58,19 +41,11 @@ pub(crate) unsafe fn epoll_pwait(
     mask: *const sigset_t,
 ) -> c_int {
     // SAFETY: program arguments.
-    unsafe {
-        if let Some(member) = start_fast_path(epfd) {
-            let answer = call::epoll_pwait(epfd, events, count, timeout, mask);
-            fast_path::finish_wait(member);
-            return answer;
-        }
-        wait_slow_path(epfd, events, count, timeout, Some(mask))
-    }
+    unsafe { wait(epfd, events, count, timeout, Some(mask)) }
 }
 
 /// epoll_pwait(2) with `mask`, or epoll_wait(2) without one.
-#[inline(never)]
-unsafe fn wait_slow_path(
+unsafe fn wait(
     epfd: c_int,
     events: *mut epoll_event,
     count: c_int,
@@ -83,18 +58,21 @@ unsafe fn wait_slow_path(
             Some(mask) => call::epoll_pwait(epfd, events, count, timeout, mask),
             None => call::epoll_wait(epfd, events, count, timeout),
         };
-        let out = Events::new(events, count);
         if detached::has_leftovers() {
+            let out = Events::new(events, count);
             return wait_with_leftovers(epfd, out, |now| own(epfd, if now { 0 } else { timeout }));
         }
-        let Some((epoll, out)) = managed_epoll(epfd, out) else {
+        if let Some(answer) = wait_alone(epfd, || own(epfd, timeout)) {
+            return answer;
+        }
+        let Some((epoll, out)) = managed_epoll(epfd, Events::new(events, count)) else {
             send_batch::flush();
             return own(hidden_fds::kernel_fd(epfd), timeout);
         };
         let until = Deadline::from_ms(timeout);
         let blocked = mask.and_then(|mask| mask.as_ref());
         wait_sliced(epoll, epfd, out, until, blocked, || own(epfd, timeout))
-            .unwrap_or_else(|| wait_slow_path(epfd, events, count, until.remaining_ms(), mask))
+            .unwrap_or_else(|| wait(epfd, events, count, until.remaining_ms(), mask))
     }
 }
 
@@ -108,17 +86,20 @@ pub(crate) unsafe fn epoll_pwait2(
     // SAFETY: program arguments.
     unsafe {
         let own = |epfd, timeout| call::epoll_pwait2(epfd, events, count, timeout, mask);
-        let out = Events::new(events, count);
         if detached::has_leftovers() {
             let time = |now| if now { &raw const real::NO_WAIT } else { timeout };
+            let out = Events::new(events, count);
             return wait_with_leftovers(epfd, out, |now| own(epfd, time(now)));
         }
-        // The kernel must refuse an invalid timeout.
-        let until = |managed| Deadline::from_timespec(timeout.as_ref()).map(|until| (managed, until));
-        let Some(((epoll, out), until)) = managed_epoll(epfd, out).and_then(until) else {
+        if let Some(answer) = wait_alone(epfd, || own(epfd, timeout)) {
+            return answer;
+        }
+        let Some((epoll, out)) = managed_epoll(epfd, Events::new(events, count)) else {
             send_batch::flush();
             return own(hidden_fds::kernel_fd(epfd), timeout);
         };
+        // The kernel must refuse an invalid timeout.
+        let Some(until) = Deadline::from_timespec(timeout.as_ref()) else { return own(epfd, timeout) };
         wait_sliced(epoll, epfd, out, until, mask.as_ref(), || own(epfd, timeout))
             .unwrap_or_else(|| until.with_timespec(|left| epoll_pwait2(epfd, events, count, left, mask)))
     }
@@ -148,6 +129,35 @@ fn managed_epoll(epfd: c_int, events: Option<Events>) -> Option<(&'static Epoll,
     Some((epoll, events))
 }
 
+/// Waits with the program's own call, if the calling thread is the single receiver of all sockets
+/// of the instance. None: the library has to wait.
+#[inline]
+fn wait_alone(epfd: c_int, own: impl FnOnce() -> c_int) -> Option<c_int> {
+    let epoll = Epoll::of(epfd)?;
+    if epoll.has_nested.load(Ordering::Relaxed) | epoll.placeholder.load(Ordering::Acquire) != 0 {
+        return None;
+    }
+    let start = |(_, sock): (&Item, &'static Sock)| single_receiver::start_wait(sock, sock.shared()?);
+    let mut items = epoll.items();
+    let member = start(items.next()?)?;
+    let mut has_more = false;
+    for item in items {
+        if start(item).is_none() {
+            let started = epoll.items().filter_map(|(_, sock)| Some((sock, sock.shared()?)));
+            started.for_each(|(sock, shared)| wait::cancel_wait(sock, shared));
+            return None;
+        }
+        has_more = true;
+    }
+    send_batch::flush();
+    let answer = own();
+    member.finish_wait();
+    if has_more {
+        finish_waits(epoll);
+    }
+    Some(answer)
+}
+
 /// epoll_wait(2) on an instance with UDP sockets in it; `native` is the program's own call. None:
 /// the caller must wait for the remaining time (the sockets became plain in an earlier round, or
 /// the library has detached).
@@ -159,22 +169,6 @@ fn wait_sliced(
     mask: Option<&sigset_t>,
     native: impl Fn() -> c_int,
 ) -> Option<c_int> {
-    // The only receiver of every socket: the program's own call.
-    let alone = |(item, sock): (&Item, &'static Sock)| {
-        fast_path::start_wait_for(sock, item.fd.load(Ordering::Relaxed))
-    };
-    if epoll.items().all(alone) {
-        send_batch::flush();
-        let answer = native();
-        finish_waits(epoll);
-        if epoll.fast_path_fd.load(Ordering::Relaxed) == 0
-            && epoll.count.load(Ordering::Relaxed) == 1
-            && let Some((item, sock)) = epoll.items().next()
-        {
-            epoll.arm_fast_path(epfd, sock, item.fd.load(Ordering::Relaxed));
-        }
-        return Some(answer);
-    }
     quiesce::wait_inside(|| {
         claim(epoll);
         let deferred = signals::DeferredSignals::new();
@@ -193,9 +187,9 @@ fn wait_sliced(
 
 /// Ends the wait of the calling thread for all sockets of the instance.
 fn finish_waits(epoll: &'static Epoll) {
-    for (item, sock) in epoll.items() {
+    for (_, sock) in epoll.items() {
         if let Some(shared) = sock.shared() {
-            wait::finish_wait(sock, shared, item.fd.load(Ordering::Relaxed));
+            wait::finish_wait(sock, shared);
         }
     }
 }
@@ -231,6 +225,9 @@ fn wait_loop(
         let left_out = if any && first { epoll.truncated.swap(0, Ordering::Relaxed) } else { 0 };
         let due = left_out == KERNEL_FIRST || started.is_due && !in_vain;
         let wait = |time: Duration| {
+            if !time.is_zero() {
+                deferred.defer();
+            }
             let mask = deferred.wait_mask(mask);
             if started.may_have_frames {
                 return wait_with_queues(epoll, epfd, events, time, mask);
@@ -251,8 +248,8 @@ fn wait_loop(
                 out.count
             }
             true if first && !due => rx_coalesce(started.coalescing_fd, until, (deferred, mask), wait)
-                .unwrap_or_else(|| deferred.wait(until.slice(), wait)),
-            true => deferred.wait(slice, wait),
+                .unwrap_or_else(|| wait(until.slice())),
+            true => wait(slice),
             false if first => {
                 send_batch::flush();
                 native()
@@ -541,7 +538,7 @@ fn add_due_lanes(epoll: &Epoll, out: &mut Events) {
     }
     if others {
         add_other_lanes(epoll, out, |sock, shared| {
-            let member = thread::cached_member(sock, shared);
+            let member = thread::member(sock, shared);
             wait::is_poll_due(sock, shared, member) || wait::is_poll_overdue(shared, member, reported)
         });
     }
