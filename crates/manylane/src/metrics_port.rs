@@ -265,7 +265,7 @@ fn build_response(request: Option<(&str, &str)>, page: &Page) -> Vec<u8> {
 mod tests {
     use std::net::Shutdown;
 
-    use manylane_sys::test_support::wait_for;
+    use manylane_test_support::wait_for;
 
     use super::*;
 

@@ -177,7 +177,7 @@ mod tests {
     use std::cell::Cell;
     use std::net::Ipv4Addr;
 
-    use manylane_sys::test_support::wait_for;
+    use manylane_test_support::wait_for;
 
     use super::*;
 

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use manylane_sys::test_support::wait_for;
+use manylane_test_support::wait_for;
 
 use super::*;
 use crate::connection::tests::{BLOCKED, listen_with_fds, queue_lingering, run_alone, send_lingering};
