@@ -101,10 +101,15 @@ def popen(command, **options):
     """Starts a program in a session of its own. `end` has to follow."""
     if _is_ending:
         sys.exit(1)
-    child = subprocess.Popen(command, start_new_session=True, **options)
+    child = subprocess.Popen(command, start_new_session=True, preexec_fn=_record, **options)
     _groups.add(child.pid)
-    _guard.write(f"+{child.pid}\n")
     return child
+
+
+def _record():
+    """Runs in the child before it executes the program. If the script is killed meanwhile, the
+    guard still reads the line: the pipe is open until then."""
+    os.write(_guard.fileno(), f"+{os.getpid()}\n".encode())
 
 
 def end(child):

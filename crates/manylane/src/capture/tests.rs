@@ -82,19 +82,17 @@ fn loopback_a_process_may_send_as_many_rings_as_a_socket_has_lanes() {
     let rings = |count: usize| {
         move |to: &OwnedFd| {
             let (_producer, files) = rings::create(&[3], listener::clamp_buffer_size(0)).unwrap();
-            for lane in 0..count {
-                let text = Reply::Ring(lane as u64).to_text();
+            let ring = [files[0].as_fd(), files[1].as_fd()];
+            let replies = (0..count).map(|lane| (Reply::Ring(lane as u64), &ring[..]));
+            for (reply, files) in replies.chain([(Reply::Started, &[][..])]) {
                 // There may be no room for a moment. The other end may have left.
-                while let Err(err) =
-                    unix_socket::send(to.as_fd(), text.as_bytes(), &[files[0].as_fd(), files[1].as_fd()])
-                {
+                while let Err(err) = unix_socket::send(to.as_fd(), reply.to_text().as_bytes(), files) {
                     if err.kind() != io::ErrorKind::WouldBlock {
                         return;
                     }
                     _ = sock::wait_writable(to.as_fd(), TIMEOUT);
                 }
             }
-            _ = unix_socket::send(to.as_fd(), Reply::Started.to_text().as_bytes(), &[]);
         }
     };
     let capture = start_with("rings", rings(RINGS_MAX)).unwrap();
