@@ -22,7 +22,6 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 EXEMPT = [
     "manylane",
     "manylane-bench",
-    "manylane-cli",
     "manylane-lab",
 ]
 # Comments are dropped, literals emptied: both may contain anything.
