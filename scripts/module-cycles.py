@@ -21,7 +21,6 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Crates, and modules of a crate, whose files may still use each other.
 EXEMPT = [
     "manylane",
-    "manylane-bench",
     "manylane-lab",
 ]
 # Comments are dropped, literals emptied: both may contain anything.
