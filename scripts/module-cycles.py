@@ -3,7 +3,7 @@
 """Finds cycles of modules: module-cycles.py [--edges | --self-test] [CRATE...]
 
 Two graphs may have none. In both, names under another name and through a re-export count too, and
-tests are ignored.
+tests and what is for documentation are ignored.
 
 - The modules of each folder: an edge from one to another if the code of the first, or of a module
   inside it, names the second or an item of it.
@@ -21,13 +21,12 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Crates, and modules of a crate, whose files may still use each other.
 EXEMPT = [
     "manylane",
-    "manylane-lab",
 ]
 # Comments are dropped, literals emptied: both may contain anything.
 COMMENT_OR_LITERAL = re.compile(
     r"""(//[^\n]*|/\*.*?\*/)|\br(#*)".*?"\2|"(?:\\.|[^"\\])*"|'(?:\\[^'\n]+|[^'\\\n]|\\')'""", re.DOTALL
 )
-TEST_ONLY = re.compile(r"#\[cfg\((?:all\()?test\b[^\n]*\n")
+NOT_BUILT = re.compile(r"#\[cfg\((?:all\()?(?:test|doc)\b[^\n]*\n")
 ITEM_START = re.compile(
     r"(?:\s|#\[[^\n]*\n|pub(?:\([^)]*\))?\s)*(use|mod|fn|impl|struct|enum|union|trait|type|const|static|unsafe|extern)?\b"
 )
@@ -53,10 +52,10 @@ def item_end(text, at):
 
 
 def code_of(text):
-    """The text without comments, literals and tests. Inline modules count as the file's own
-    code."""
+    """The text without comments, literals, tests and imports for documentation. Inline modules
+    count as the file's own code."""
     text = COMMENT_OR_LITERAL.sub(lambda match: "" if match[1] else '""', text)
-    while match := TEST_ONLY.search(text):
+    while match := NOT_BUILT.search(text):
         text = text[: match.start()] + text[item_end(text, match.end()) :]
     for match in INLINE_MODULE.finditer(text):
         end = item_end(text, match.start())
@@ -271,11 +270,12 @@ SELF_TEST = {
         "mod a;\nmod b;\npub use b::Thing;\n",
         "pub struct Thing;\npub struct Item;\nmod inner {\n    pub(super) use super::Thing;\n}\n",
     ),
-    "tests, comments and literals": (
+    "tests, comments, documentation and literals": (
         [],
         "mod a;\nmod b;\npub use b::Thing;\n",
         "pub struct Item;\n// crate::Thing\nconst TEXT: &str = \"crate::Thing\";\n"
         "enum Kind {\n    #[cfg(test)]\n    Sim(crate::Thing),\n}\n"
+        "#[cfg(doc)]\nuse crate::Thing;\n"
         "#[cfg(test)]\nuse crate::{\n    Thing,\n};\n#[cfg(test)]\nmod tests {\n    use crate::Thing;\n}\n",
     ),
 }
