@@ -1,19 +1,19 @@
 //! `manylane send`: the load generator, with or without replies.
 
+mod duration;
+mod row;
 #[cfg(feature = "bench")]
 mod testbed;
 
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use manylane_measure::client::{self, Expect, Plan, RequestCounts};
-use manylane_measure::{Document, Sent, Traffic, Until, format_number, sockets};
+use manylane_measure::{Document, Traffic, Until, sockets};
 use serde::Serialize;
 
+use self::duration::{DEFAULT_DURATION, send_duration, send_for};
+use self::row::{Quantiles, Row};
 use crate::args::SendArgs;
 use crate::output::{self, UsageError};
 use crate::parse::Rate;
@@ -22,8 +22,6 @@ use crate::signals;
 
 /// Name of the document.
 const SCHEMA: &str = "manylane.send.v1";
-/// Default duration.
-const DEFAULT_DURATION: Duration = Duration::from_secs(10);
 
 /// Sends, and prints the result.
 pub(crate) fn run(args: &SendArgs) -> Result<()> {
@@ -55,11 +53,6 @@ fn resolve(addr: &str) -> Result<SocketAddr> {
     let mut found =
         addr.to_socket_addrs().with_context(|| format!("cannot resolve {addr}: expected HOST:PORT"))?;
     found.next().with_context(|| format!("{addr} resolves to no address: expected HOST:PORT"))
-}
-
-/// The given duration, or the default; none if a count is given.
-fn send_duration(args: &SendArgs) -> Option<Duration> {
-    args.duration.or_else(|| args.count.is_none().then_some(DEFAULT_DURATION))
 }
 
 /// Sends requests by schedule, and checks the replies.
@@ -126,26 +119,6 @@ fn generate(args: &SendArgs, to: SocketAddr) -> Result<Row> {
     Ok(Row::from_sent(&sent))
 }
 
-/// Sends for a time, or until a signal.
-fn send_for(time: Duration, send: impl FnOnce(Until) -> Result<Sent>) -> Result<Sent> {
-    let signal = signals::stop_flag()?;
-    let stop = Arc::new(AtomicBool::new(false));
-    let start = Instant::now();
-    thread::scope(|scope| {
-        let told = stop.clone();
-        scope.spawn(move || {
-            while start.elapsed() < time && !signal.load(Ordering::Relaxed) && !told.load(Ordering::Relaxed) {
-                thread::sleep(time.saturating_sub(start.elapsed()).min(Duration::from_millis(20)));
-            }
-            told.store(true, Ordering::Relaxed);
-        });
-        let sent = send(Until::Stop(stop.clone()));
-        // Even if the sender failed, the other thread must end.
-        stop.store(true, Ordering::Relaxed);
-        sent
-    })
-}
-
 /// The settings of the run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct Settings {
@@ -181,136 +154,5 @@ impl Settings {
             expect: args.expect.to_string(),
             timeout_seconds: args.timeout.as_secs_f64(),
         }
-    }
-}
-
-/// The result.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
-struct Row {
-    /// Datagrams that left.
-    sent: u64,
-    /// Datagrams that the kernel did not accept.
-    rejected: u64,
-    /// Duration of sending.
-    seconds: f64,
-    offered_pps: f64,
-    /// Outcome of the requests, with --expect.
-    #[serde(flatten)]
-    replies: Option<RequestCounts>,
-    /// Number of ECONNREFUSED errors: no socket listens there.
-    refused: u64,
-    /// Fraction of datagrams that were lost, if known.
-    loss: Option<f64>,
-    /// Time from when a request was due to its reply.
-    latency_ns: Option<Quantiles>,
-    /// Delay of the sender behind its schedule.
-    behind_ns: Option<Quantiles>,
-    /// Datagrams that the receiver in the testbed counted, with --testbed.
-    delivered: Option<u64>,
-}
-
-/// Quantiles of a histogram, in its unit.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-struct Quantiles {
-    count: u64,
-    min: u64,
-    p50: u64,
-    p90: u64,
-    p99: u64,
-    #[serde(rename = "p99.9")]
-    p999: u64,
-    max: u64,
-}
-
-impl Quantiles {
-    fn from_histogram(histogram: &hdrhistogram::Histogram<u64>) -> Self {
-        Self {
-            count: histogram.len(),
-            min: if histogram.is_empty() { 0 } else { histogram.min() },
-            p50: histogram.value_at_quantile(0.5),
-            p90: histogram.value_at_quantile(0.9),
-            p99: histogram.value_at_quantile(0.99),
-            p999: histogram.value_at_quantile(0.999),
-            max: histogram.max(),
-        }
-    }
-
-    fn text(&self) -> String {
-        let times = [self.p50, self.p90, self.p99, self.p999, self.max].map(format_nanos);
-        format!("p50 {}  p90 {}  p99 {}  p99.9 {}  max {}", times[0], times[1], times[2], times[3], times[4])
-    }
-}
-
-fn format_nanos(ns: u64) -> String {
-    match ns as f64 {
-        ns if ns >= 1e9 => format!("{:.2} s", ns / 1e9),
-        ns if ns >= 1e6 => format!("{:.2} ms", ns / 1e6),
-        ns if ns >= 1e3 => format!("{:.1} µs", ns / 1e3),
-        ns => format!("{ns} ns"),
-    }
-}
-
-impl Row {
-    fn from_sent(sent: &Sent) -> Self {
-        Self {
-            sent: sent.datagrams,
-            rejected: sent.rejected,
-            seconds: sent.elapsed.as_secs_f64(),
-            offered_pps: sent.pps(),
-            ..Self::default()
-        }
-    }
-
-    /// True if requests were refused, and no reply of any kind came.
-    fn is_port_closed(&self) -> bool {
-        let is_silent = |replies: RequestCounts| replies.lost == replies.asked && replies.unexpected == 0;
-        self.refused > 0 && self.replies.is_some_and(is_silent)
-    }
-
-    fn text(&self) -> String {
-        let mut lines = vec![format!(
-            "{} sent in {:.2} s, {}/s{}",
-            self.sent,
-            self.seconds,
-            format_number(self.offered_pps),
-            if self.rejected > 0 {
-                format!(", {} rejected by the kernel", self.rejected)
-            } else {
-                String::new()
-            }
-        )];
-        if let Some(delivered) = self.delivered {
-            lines.push(format!("{delivered} delivered"));
-        }
-        if let Some(replies) = &self.replies {
-            lines.push(format!(
-                "{} answered, {} late, {} wrong, {} lost, {} duplicates, {} unexpected",
-                replies.answered,
-                replies.late,
-                replies.wrong,
-                replies.lost,
-                replies.duplicates,
-                replies.unexpected
-            ));
-        }
-        if let Some(loss) = self.loss {
-            lines.push(format!("loss     {:.4} %", loss * 100.0));
-        }
-        if self.refused > 0 {
-            lines.push(format!(
-                "refused  {} times (ECONNREFUSED): no socket listened on the port",
-                self.refused
-            ));
-        }
-        if let Some(latency) = self.latency_ns.filter(|latency| latency.count > 0) {
-            lines.push(format!("latency  {}", latency.text()));
-        }
-        if let Some(behind) = self.behind_ns.filter(|behind| behind.p99 > 1_000_000) {
-            lines.push(format!(
-                "behind   {}: requests were sent late by this time, which the latency includes",
-                behind.text()
-            ));
-        }
-        lines.join("\n") + "\n"
     }
 }

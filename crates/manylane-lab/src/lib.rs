@@ -17,9 +17,12 @@
 //!
 //! | module | holds |
 //! |---|---|
+//! | `paper`, `scale`, `settings` | the papers by name, the scale of a run, its settings |
+//! | `part` | one round of one experiment |
 //! | `row` | one figure: its place in a table, its samples, the paper's figure |
 //! | [`state`] | the finished parts, in a file |
-//! | [`table`] | tables in plain text |
+//! | `paper_table` | a table or a figure of a paper |
+//! | [`table`], `number` | tables and numbers in plain text |
 //! | `setups` | loopback and the testbed, created when a part first needs them |
 //! | `locks` | contention of the kernel's locks, by BPF |
 //! | `cpu_distance` | whether two CPUs are two cores, by the transfer time of a cache line |
@@ -31,47 +34,41 @@ mod cpu_distance;
 mod locks;
 mod lockstat;
 mod numa_nodes;
+mod number;
 mod orlowsky;
+mod paper;
+mod paper_table;
+mod part;
 mod priambodo;
 pub mod report;
 mod rivera;
 mod row;
 mod sarma;
+mod scale;
+mod settings;
 mod setups;
 pub mod state;
 pub mod table;
 
-use std::sync::atomic::AtomicBool;
-use std::time::{Instant, SystemTime};
+use std::time::Instant;
 
 use anyhow::Result;
 use manylane_bench::{Controller, check_stop};
-use manylane_measure::{Document, named_enum};
-use serde::{Deserialize, Serialize};
+use manylane_measure::Document;
 
+pub use self::paper::Paper;
+use self::paper::PaperValue;
+use self::paper_table::Table;
+pub use self::part::Part;
 pub use self::row::Row;
 use self::row::merge;
+pub use self::scale::Scale;
+pub use self::settings::LabSettings;
 use self::setups::Setups;
 use self::state::State;
 
 /// Name of the document.
 pub(crate) const SCHEMA: &str = "manylane.lab.v1";
-
-named_enum! {
-    /// The papers whose experiments are here, in the order of a run of everything.
-    #[derive(Serialize, Deserialize)]
-    #[serde(rename_all = "lowercase")]
-    pub enum Paper {
-        /// Rivera, Achá, Bustos-Jiménez, Piquer: threads that read one UDP socket.
-        Rivera = "rivera",
-        /// Sarma, McKenney: scalability of the 2.6 kernel.
-        Sarma = "sarma",
-        /// Orlowsky: message headers that the kernel stores.
-        Orlowsky = "orlowsky",
-        /// Priambodo, Ashari: receivers and round-trip times.
-        Priambodo = "priambodo",
-    }
-}
 
 /// The experiments of a paper.
 struct Experiments {
@@ -134,149 +131,7 @@ impl Paper {
     }
 }
 
-/// The scale of the run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Scale {
-    /// Each paper within a minute.
-    pub quick: bool,
-    /// Rounds of every experiment that has rounds.
-    pub rounds: usize,
-    /// Total number of units that the readers of one run receive.
-    pub units: u64,
-    /// Length of a traffic sample, in milliseconds.
-    pub sample_ms: u64,
-    /// Length of a flood, in milliseconds.
-    pub flood_ms: u64,
-}
-
-impl Scale {
-    /// As the papers have it.
-    #[must_use]
-    pub fn full() -> Self {
-        Self { quick: false, rounds: 9, units: 500_000, sample_ms: 1000, flood_ms: 60_000 }
-    }
-
-    /// Notes for the reader of the figures.
-    #[must_use]
-    pub fn describe(&self) -> String {
-        let seconds = |ms: u64| match ms {
-            0..1000 => format!("{ms} ms"),
-            _ => format!("{} s", ms as f64 / 1e3),
-        };
-        let much = format!(
-            "{} rounds, {} units, samples of {}, floods of {}",
-            self.rounds,
-            table::format_number(self.units as f64),
-            seconds(self.sample_ms),
-            seconds(self.flood_ms)
-        );
-        format!("{}: {much}.", if self.quick { "Quick run" } else { "Scale" })
-    }
-
-    /// Each paper within a minute.
-    #[must_use]
-    pub fn quick() -> Self {
-        Self { quick: true, rounds: 2, units: 25_000, sample_ms: 300, flood_ms: 2000 }
-    }
-}
-
-/// A table or a figure of a paper.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Table {
-    /// Its name in rows.
-    pub name: &'static str,
-    /// Its title.
-    pub title: String,
-    /// Plot on the page, over its columns.
-    pub plot: Option<Plot>,
-    /// Baseline of its figures.
-    pub baseline: Option<Baseline>,
-}
-
-impl Table {
-    fn new(name: &'static str, title: impl Into<String>, plot: Option<Plot>) -> Self {
-        Self { name, title: title.into(), plot, baseline: None }
-    }
-
-    fn compared_with(self, baseline: Baseline) -> Self {
-        Self { baseline: Some(baseline), ..self }
-    }
-
-    fn rows<'a>(&self, paper: Paper, rows: &'a [Row]) -> Vec<&'a Row> {
-        rows.iter().filter(|row| row.paper == paper && row.table == self.name).collect()
-    }
-}
-
-/// The cells that those of a table are compared with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Baseline {
-    /// The cell of the same column in this line.
-    Line(&'static str),
-    /// The cell of the same line in this column.
-    Column(&'static str),
-}
-
-/// Plot of a table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Plot {
-    /// A line of the plot for each line of the table, and the name of the column axis.
-    Lines(&'static str),
-    /// A group of bars for each column.
-    Bars(&'static str),
-}
-
-/// One number of a paper.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct PaperValue {
-    /// Name of the table.
-    pub table: &'static str,
-    /// Line of the table.
-    pub line: &'static str,
-    /// Column of the table.
-    pub column: &'static str,
-    /// The number, in the unit of our rows.
-    pub value: f64,
-}
-
-/// The work of a part.
-type PartFn = Box<dyn Fn(&mut Setups, &AtomicBool) -> Result<Vec<Row>>>;
-
-/// One round of one experiment.
-pub struct Part {
-    /// Its name in the state file: unique among the parts of a run.
-    pub id: String,
-    run: PartFn,
-}
-
-impl Part {
-    fn new(id: String, work: impl Fn(&mut Setups, &AtomicBool) -> Result<Vec<Row>> + 'static) -> Self {
-        Self { id, run: Box::new(work) }
-    }
-}
-
-/// Settings of a lab run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct LabSettings {
-    /// The command line of the run that finished it.
-    pub command: String,
-    /// Time of the start, in seconds since 1970.
-    pub started_unix: u64,
-    /// The papers.
-    pub papers: Vec<Paper>,
-    /// Only the parts whose names contain this.
-    pub only: Option<String>,
-    /// The scale of the run.
-    pub scale: Scale,
-}
-
 impl LabSettings {
-    /// Settings of a run that begins now.
-    #[must_use]
-    pub fn new(command: String, papers: &[Paper], only: Option<String>, scale: Scale) -> Self {
-        let started_unix = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
-        Self { command, started_unix, papers: papers.to_vec(), only, scale }
-    }
-
     /// The parts of the run, in order.
     #[must_use]
     pub fn parts(&self) -> Vec<(Paper, Part)> {
@@ -330,34 +185,12 @@ pub(crate) fn to_document(state: &State) -> LabDocument {
     Document { schema: SCHEMA.into(), machine: state.machine().clone(), settings, rows }
 }
 
-/// Runs a benchmark as a part: it may be stopped, and the bar shows parts.
-struct SilentController<'a>(&'a AtomicBool);
-
-impl Controller for SilentController<'_> {
-    fn progress(&mut self, _done: f64, _what: &str) {}
-
-    fn stop(&self) -> &AtomicBool {
-        self.0
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
+    use std::sync::atomic::AtomicBool;
 
     use crate::*;
-
-    #[test]
-    fn a_scale_states_its_size_and_quick_mode() {
-        let quick = Scale::quick().describe();
-        assert!(
-            quick.starts_with("Quick run: 2 rounds")
-                && quick.ends_with("25000 units, samples of 300 ms, floods of 2 s."),
-            "{quick}"
-        );
-        let full = Scale { flood_ms: 2500, ..Scale::full() }.describe();
-        assert_eq!(full, "Scale: 9 rounds, 500,000 units, samples of 1 s, floods of 2.5 s.");
-    }
 
     #[test]
     fn part_and_table_names_are_unique() {

@@ -9,7 +9,11 @@ use anyhow::Result;
 use manylane_bench::Options;
 use manylane_bench::experiments::batch::{self, Plan, RecvMethod};
 
-use super::{Baseline, Part, Plot, Row, Scale, Setups, SilentController, Table};
+use crate::paper_table::{Baseline, Plot, Table};
+use crate::part::{Part, SilentController};
+use crate::row::Row;
+use crate::scale::Scale;
+use crate::setups::Setups;
 
 const LOCAL_TABLE: &str = "local experiment";
 const REAL_WORLD_TABLE: &str = "real-world experiment";

@@ -6,7 +6,7 @@ use std::fmt::Display;
 use manylane_bench::stats::median;
 use serde::{Deserialize, Serialize};
 
-use super::{Paper, PaperValue};
+use crate::paper::{Paper, PaperValue};
 
 /// One cell of a table.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -4,7 +4,7 @@
 use anyhow::{Result, anyhow};
 use manylane_bench::Setup;
 
-use super::Scale;
+use crate::scale::Scale;
 
 /// The set-ups, and the scale of the run.
 pub(crate) struct Setups {

@@ -12,7 +12,8 @@ use anyhow::{Context, Result, bail, ensure};
 use manylane_measure::Machine;
 use serde::{Deserialize, Serialize};
 
-use super::{LabSettings, Row, row};
+use crate::row::{FAILED_TABLE, Row};
+use crate::settings::LabSettings;
 
 /// Identifies the first line.
 const SCHEMA: &str = "manylane.lab.state.v1";
@@ -35,7 +36,7 @@ struct PartRecord {
 
 impl PartRecord {
     fn has_failed(&self) -> bool {
-        self.rows.iter().any(|row| row.table == row::FAILED_TABLE)
+        self.rows.iter().any(|row| row.table == FAILED_TABLE)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use crate::check;
+use crate::errno::check;
 
 const LINK_GET_FD_BY_ID: libc::c_long = 30;
 const LINK_DETACH: libc::c_long = 34;

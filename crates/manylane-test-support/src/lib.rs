@@ -6,6 +6,7 @@
 //! requests to the kernel that no crate of the product makes.
 
 pub mod bpf_link;
+mod errno;
 mod interpret;
 mod process;
 mod queues;
@@ -20,8 +21,3 @@ pub use queues::set_queues;
 pub use skip::skip;
 pub use spawn::{IsolatedChild, StdinGuard, spawn_isolated};
 pub use wait::wait_for;
-
-/// The result of a system call that returns -1 and sets `errno` on failure.
-fn check(ret: libc::c_int) -> std::io::Result<libc::c_int> {
-    if ret < 0 { Err(std::io::Error::last_os_error()) } else { Ok(ret) }
-}

@@ -4,7 +4,7 @@ use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
-use crate::check;
+use crate::errno::check;
 
 /// Makes `command` be killed when the calling thread ends in any way; does not apply to processes
 /// that it starts.

@@ -4,7 +4,7 @@ use std::io;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::AsRawFd as _;
 
-use crate::check;
+use crate::errno::check;
 
 /// `struct ethtool_channels` of linux/ethtool.h.
 #[repr(C)]

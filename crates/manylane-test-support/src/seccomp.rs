@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::RawFd;
 
-use crate::check;
+use crate::errno::check;
 
 /// A system call to forbid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,8 +9,9 @@ use std::thread::JoinHandle;
 use anyhow::{Context, Result, anyhow};
 use manylane::{Batch, Builder, Counters, Engine, Handle, LaneInfo, Outbox, Placement};
 
+use super::options::{ReceiverOptions, Work};
+use super::running::{RunningReceiver, Snapshot};
 use super::workers::WorkerStats;
-use crate::receivers::{ReceiverOptions, RunningReceiver, Snapshot, Work};
 
 /// The lanes and the thread that serves them.
 struct Lanes {

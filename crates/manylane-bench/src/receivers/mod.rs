@@ -5,8 +5,10 @@
 //! each payload, so that all pay for accessing the datagram's memory.
 
 mod lane;
+mod options;
 mod recvfrom;
 mod recvmmsg;
+mod running;
 mod uring;
 mod workers;
 pub(crate) mod xsk;
@@ -14,17 +16,14 @@ pub(crate) mod xsk;
 #[cfg(test)]
 mod tests;
 
-use std::net::SocketAddr;
-use std::os::fd::AsFd;
-use std::time::Duration;
-
 use anyhow::Result;
-use manylane::{Engine, Handle, Steering, WaitPolicy};
+use manylane::Engine;
 use manylane_measure::named_enum;
-use manylane_sys::sock::{self, Buffer};
 
+pub(crate) use self::options::BUF_SIZE_MIN;
+pub use self::options::{RING_SIZE, ReceiverOptions, Work, default_recv_buffer};
+pub use self::running::{RunningReceiver, Snapshot};
 use self::xsk::{Checked, Unchecked};
-use crate::work::SyntheticWork;
 
 named_enum! {
     /// The receivers by name.
@@ -91,117 +90,4 @@ impl Kind {
             Self::LaneXdp => lane::start(options, Engine::Xdp),
         }
     }
-}
-
-/// Handling of each datagram, in addition to counting it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Work {
-    /// Reads its first byte.
-    Count,
-    /// Sends it back to its sender.
-    Echo,
-}
-
-/// Options of all receivers.
-#[derive(Debug, Clone)]
-pub struct ReceiverOptions {
-    /// Address to bind; port 0 for any.
-    pub addr: SocketAddr,
-    /// Work per datagram.
-    pub work: Work,
-    /// Simulated work of the application for each datagram, between receive and reply.
-    pub synthetic_work: SyntheticWork,
-    /// Threads that receive.
-    pub threads: usize,
-    /// Maximum number of datagrams of one call.
-    pub batch: usize,
-    /// Receive buffer of each socket in bytes; 0 leaves the system's default.
-    pub recv_buffer: usize,
-    /// Largest payload that will arrive.
-    pub size: usize,
-    /// CPUs that threads are pinned to, in turn; empty for no pinning.
-    pub cpus: Vec<usize>,
-    /// Delay of lanes and `reuseport/*` after a batch that was not full; zero for none.
-    pub rx_coalesce: Duration,
-    /// The devices that the traffic arrives on, if there are any to receive frames from.
-    pub devices: Vec<String>,
-    /// Entries of the rings of each queue, for receivers of frames.
-    pub ring: u32,
-    /// Wait policy of lanes and `socket/recvfrom`; all others sleep.
-    pub wait: WaitPolicy,
-    /// Steering of the lanes. Baselines have the kernel's hash.
-    pub steering: Steering,
-}
-
-impl ReceiverOptions {
-    /// Counting receivers at `addr` with the usual batch and buffers, which are not pinned, sleep,
-    /// and do not delay.
-    #[must_use]
-    pub fn new(addr: SocketAddr, threads: usize, size: usize) -> Self {
-        Self {
-            addr,
-            work: Work::Count,
-            synthetic_work: SyntheticWork::default(),
-            threads,
-            batch: 64,
-            recv_buffer: default_recv_buffer(),
-            size,
-            cpus: Vec::new(),
-            rx_coalesce: Duration::ZERO,
-            devices: Vec::new(),
-            ring: RING_SIZE,
-            wait: WaitPolicy::Sleep,
-            steering: Steering::Flow,
-        }
-    }
-}
-
-/// Buffer size in bytes for single datagrams: half a page, more for larger datagrams.
-pub(crate) const BUF_SIZE_MIN: usize = 2048;
-
-/// Entries of the rings of each queue, of all receivers with rings: the maximum of lanes. A
-/// hypervisor may take a CPU away for longer than a quarter of them lasts, and kernel sockets
-/// have large queues, too.
-pub const RING_SIZE: u32 = 16_384;
-
-/// Default receive buffer of each socket: 64 MiB, or the maximum of this process.
-///
-/// On a shared machine the receivers stop for tens of milliseconds now and then, while the
-/// hypervisor runs other guests. Only with a queue that outlasts this does a loss mean that the
-/// receiver is too slow.
-#[must_use]
-pub fn default_recv_buffer() -> usize {
-    const RECV_BUFFER_BYTES_MAX: usize = 64 << 20;
-    let socket = std::net::UdpSocket::bind(("127.0.0.1", 0));
-    let got =
-        socket.and_then(|socket| sock::set_buffer(socket.as_fd(), Buffer::Receive, RECV_BUFFER_BYTES_MAX));
-    got.map_or(0, |bytes| bytes.min(RECV_BUFFER_BYTES_MAX))
-}
-
-/// Counters of a receiver.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Snapshot {
-    /// Datagrams that reached the application since the start.
-    pub delivered: u64,
-    /// Datagrams that the kernel dropped at the receiver's sockets since the start.
-    pub kernel_dropped: u64,
-    /// CPU time of the receiving threads since their start.
-    pub rx_cpu: Duration,
-}
-
-/// A running receiver. It stops when it is dropped.
-pub trait RunningReceiver: Send {
-    /// The address it listens on.
-    fn addr(&self) -> SocketAddr;
-
-    /// Its counters, read without disturbing the receiving threads.
-    fn snapshot(&self) -> Snapshot;
-
-    /// The handle of the lanes, for receivers with lanes.
-    fn lanes(&self) -> Option<Handle> {
-        None
-    }
-
-    /// Stops it and returns its final counters.
-    fn stop(self: Box<Self>) -> Result<Snapshot>;
 }

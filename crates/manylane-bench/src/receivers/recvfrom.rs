@@ -12,8 +12,9 @@ use manylane::WaitPolicy;
 use manylane_sys::addr::SockAddr;
 use manylane_sys::{busy_poll, recvfrom};
 
+use super::options::{BUF_SIZE_MIN, ReceiverOptions, Work};
+use super::running::RunningReceiver;
 use super::workers::{self, WorkerCtx, Workers};
-use crate::receivers::{BUF_SIZE_MIN, ReceiverOptions, RunningReceiver, Work};
 use crate::work::SyntheticWork;
 
 pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {

@@ -12,8 +12,9 @@ use manylane_sys::mmsg::{EchoControls, Message, RecvOptions, RecvRing, Wait};
 use manylane_sys::sock::Flag;
 use manylane_sys::tick;
 
+use super::options::{BUF_SIZE_MIN, ReceiverOptions, Work};
+use super::running::RunningReceiver;
 use super::workers::{self, WorkerCtx, Workers, needs_local_address, pktinfo_flags};
-use crate::receivers::{BUF_SIZE_MIN, ReceiverOptions, RunningReceiver, Work};
 use crate::work::SyntheticWork;
 
 /// Maximum length of a GRO message, in bytes.

@@ -14,8 +14,9 @@ use manylane_sys::sock;
 use manylane_sys::tick;
 use manylane_sys::uring::{BareMultishot, BareOptions};
 
+use super::options::{BUF_SIZE_MIN, ReceiverOptions, Work};
+use super::running::RunningReceiver;
 use super::workers::{self, WorkerCtx, Workers, needs_local_address, pktinfo_flags};
-use crate::receivers::{BUF_SIZE_MIN, ReceiverOptions, RunningReceiver, Work};
 use crate::work::SyntheticWork;
 
 /// No timeout is needed, because a shutdown ends the wait.

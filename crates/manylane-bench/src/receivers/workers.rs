@@ -13,7 +13,8 @@ use anyhow::{Context, Result, anyhow};
 use manylane_sys::sock::{self, Buffer, Flag};
 use manylane_sys::{cpu, measure, xsk};
 
-use crate::receivers::{ReceiverOptions, RunningReceiver, Snapshot, Work};
+use super::options::{ReceiverOptions, Work};
+use super::running::{RunningReceiver, Snapshot};
 
 /// State that one thread publishes, on two cache lines of its own, because CPUs fetch lines
 /// in pairs.

@@ -21,8 +21,9 @@ use manylane_sys::xsk::RawXsk;
 use manylane_sys::{device, netns, tick};
 
 pub(crate) use self::frame::{Checked, FrameParser, Unchecked};
+use super::options::{ReceiverOptions, Work};
+use super::running::RunningReceiver;
 use super::workers::{Source, WorkerCtx, Workers};
-use crate::receivers::{ReceiverOptions, RunningReceiver, Work};
 use crate::work::SyntheticWork;
 
 /// The longest sleep of an idle receiver, and so the latency of a stop.

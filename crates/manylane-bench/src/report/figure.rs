@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use anyhow::Result;
 
+use super::escape::escape;
 use super::plots::{self, COLOURS, Series};
-use super::{colour, escape};
 use crate::stats::{distinct, median_of};
 
 /// Kind of a figure.
@@ -137,6 +137,24 @@ impl Figure {
         )?;
         Ok(())
     }
+}
+
+/// The colour of a receiver, in all figures; the first one is that of lanes.
+pub(super) fn colour(name: &str) -> Option<usize> {
+    const NAMES: [&str; 11] = [
+        "lane/mmsg",
+        "socket/recvfrom",
+        "socket/recvmmsg",
+        "reuseport/recvmmsg",
+        "reuseport/gro",
+        "xsk/raw",
+        "lane/xdp",
+        "uring/plain",
+        "lane/uring",
+        "xsk/checked",
+        "uring/single",
+    ];
+    NAMES.iter().position(|known| *known == name)
 }
 
 /// Known receivers have the same colour in all figures; other names have one each.

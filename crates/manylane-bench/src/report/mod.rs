@@ -1,6 +1,7 @@
 //! The report of a run: a page with plots, all figures and the settings, in one file that loads
 //! nothing else, and the same table for a terminal.
 
+mod escape;
 mod figure;
 mod plots;
 
@@ -9,6 +10,7 @@ use std::fmt::Write as _;
 use anyhow::Result;
 use manylane_measure::{Document, Machine};
 
+pub use self::escape::escape;
 pub use self::figure::{Figure, Grid, Labels, Shape};
 pub use self::plots::Series;
 use crate::settings::BenchSettings;
@@ -107,30 +109,6 @@ pub fn about(page: &mut String, machine: &Machine, settings: &[(&str, String)]) 
     }
     page.push_str("</dl>\n<p>The JSON file beside this page has the raw samples.</p></section>\n");
     page.push_str("</main></body></html>\n");
-}
-
-/// The colour of a receiver, in all figures; the first one is that of lanes.
-fn colour(name: &str) -> Option<usize> {
-    const NAMES: [&str; 11] = [
-        "lane/mmsg",
-        "socket/recvfrom",
-        "socket/recvmmsg",
-        "reuseport/recvmmsg",
-        "reuseport/gro",
-        "xsk/raw",
-        "lane/xdp",
-        "uring/plain",
-        "lane/uring",
-        "xsk/checked",
-        "uring/single",
-    ];
-    NAMES.iter().position(|known| *known == name)
-}
-
-/// Text as HTML.
-#[must_use]
-pub fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 #[cfg(test)]

@@ -224,5 +224,5 @@ fn plot_colours_are_defined_for_light_and_dark() {
     for colour in 0..plots::COLOURS {
         assert_eq!(head.matches(&format!("--s{colour}:#")).count(), 2, "{colour}");
     }
-    assert!(colour("lane/xdp").is_some_and(|colour| colour < plots::COLOURS));
+    assert!(figure::colour("lane/xdp").is_some_and(|colour| colour < plots::COLOURS));
 }

@@ -3,7 +3,7 @@
 use manylane_measure::format_number;
 use serde::Serialize;
 
-use super::{Metrics, Sample};
+use super::sample::{Metrics, Sample};
 use crate::report::{Figure, Figures, Labels};
 use crate::stats::{format_ratio, median_of};
 

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Metrics, Sample};
+use super::sample::{Metrics, Sample};
 use crate::report::{Figure, Figures, Grid};
 use crate::stats::{distinct, format_quartiles, format_ratio, median};
 

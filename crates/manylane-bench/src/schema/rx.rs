@@ -3,7 +3,7 @@
 use manylane_measure::format_number;
 use serde::Serialize;
 
-use super::{Metrics, Sample};
+use super::sample::{Metrics, Sample};
 use crate::report::{Figure, Figures, Grid};
 use crate::stats::{format_quartiles, format_ratio};
 

@@ -7,8 +7,8 @@ use manylane_bench::Options;
 use manylane_bench::experiments::flood::{self, LINKS, Part, Plan};
 use manylane_bench::place::FRAME_PAYLOAD_MAX;
 
+use super::common::{Bar, finish, options, or_default};
 use super::place::{self, Place};
-use super::{Bar, finish, options, or_default};
 use crate::args::FloodArgs;
 use crate::output::UsageError;
 

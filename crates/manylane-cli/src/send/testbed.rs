@@ -8,7 +8,8 @@ use manylane_measure::Until;
 use manylane_measure::client::Expect;
 use manylane_testbed::topology;
 
-use super::{DEFAULT_DURATION, Row, send_duration, send_for};
+use super::duration::{DEFAULT_DURATION, send_duration, send_for};
+use super::row::Row;
 use crate::args::SendArgs;
 use crate::output::{self, UsageError};
 use crate::signals;

@@ -10,9 +10,12 @@ use manylane_bench as bench;
 use manylane_measure::machine;
 use manylane_sys::cpu;
 
-use super::CORES;
-use crate::table::format_number;
-use crate::{Row, Scale, cpu_distance};
+use super::names::CORES;
+use crate::cpu_distance;
+use crate::number::format_number;
+use crate::paper::Paper;
+use crate::row::{self, Row};
+use crate::scale::Scale;
 
 const SAME_CORE: &str = "two threads, one core (SMT)";
 const TWO_CORES: &str = "two threads, two cores";
@@ -51,7 +54,7 @@ pub(super) fn rows(scale: &Scale, stop: &AtomicBool) -> Result<Vec<Row>> {
             }
         }
     }
-    Ok(crate::merge(crate::Paper::Priambodo, rows, &[], false))
+    Ok(row::merge(Paper::Priambodo, rows, &[], false))
 }
 
 /// A CPU on a second core and one on the same core, or the reason why there is none. The

@@ -10,8 +10,9 @@ use manylane_bench::experiments::rtt::placement::{Cpus, Placement};
 use manylane_bench::receivers::{Kind, ReceiverOptions, Work};
 use manylane_bench::{self as bench, Setup};
 
-use super::TABLE_2;
-use crate::{Row, Setups};
+use super::names::TABLE_2;
+use crate::row::Row;
+use crate::setups::Setups;
 
 pub(super) const DEFAULT: &str = "default";
 pub(super) const PINNED: &str = "pinned";

@@ -8,15 +8,15 @@
 
 mod cores;
 mod latency;
+mod names;
 mod throughput;
 
-use super::{Baseline, PaperValue, Part, Plot, Row, Scale, Table};
-
-const TABLE_1: &str = "table 1";
-const TABLE_2: &str = "table 2";
-const GAP_1: &str = "table 1, gap";
-const GAP_2: &str = "table 2, gap";
-const CORES: &str = "cores";
+use self::names::{CORES, GAP_1, GAP_2, TABLE_1, TABLE_2};
+use crate::paper::PaperValue;
+use crate::paper_table::{Baseline, Plot, Table};
+use crate::part::Part;
+use crate::row::Row;
+use crate::scale::Scale;
 
 /// Numbers of the paper's nine runs.
 const RUNS: [&str; 9] = ["1", "2", "3", "4", "5", "6", "7", "8", "9"];

@@ -12,9 +12,10 @@ use manylane_bench::receivers::{Kind, ReceiverOptions, RunningReceiver};
 use manylane_bench::{self as bench, Load, Setup};
 use manylane_sys::{cpu, numa};
 
-use super::TABLE_1;
+use super::names::TABLE_1;
 use crate::numa_nodes::{self, NodeChoice, NumaNode};
-use crate::{Row, Setups};
+use crate::row::Row;
+use crate::setups::Setups;
 
 pub(super) const DEFAULT: &str = "default";
 pub(super) const NUMA: &str = "NUMA";

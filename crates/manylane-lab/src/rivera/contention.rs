@@ -7,14 +7,15 @@ use anyhow::Result;
 use manylane_bench as bench;
 use manylane_bench::receivers::Kind;
 
-use super::reading::{self, Phase, ReadSample, Reader};
-use super::{
+use super::names::{
     ACQUISITIONS, CALLERS, CONTENTIONS, HOLD_TIME, HOLD_TIME_MEAN, TABLE_1, TABLE_2, TABLE_3, WAIT_TIME,
     WAIT_TIME_MEAN,
 };
+use super::reading::{self, Phase, ReadSample, Reader};
 use crate::locks::{Contentions, LockMonitor, RECV_QUEUE_LOCK, SOCKET_LOCK};
 use crate::lockstat::{LockClasses, LockStatSession, RECV_QUEUE_CLASSES, SOCKET_CLASSES};
-use crate::{Row, Setups};
+use crate::row::Row;
+use crate::setups::Setups;
 
 /// Maximum number of callers that are listed; the others are joined.
 const CALLERS_MAX: usize = 5;

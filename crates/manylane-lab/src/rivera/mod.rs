@@ -7,6 +7,7 @@
 //! | `contention` | Tables I to III: waits for locks while they are read |
 
 mod contention;
+mod names;
 mod reading;
 
 use manylane::Steering;
@@ -15,30 +16,21 @@ use manylane_bench::receivers::Kind;
 use manylane_bench::stats::interleaved;
 
 pub(super) use self::contention::{ContentionSample, sample_contention};
+use self::names::{
+    ACQUISITIONS, CALLERS, CONTENTIONS, FIGURE_2, FIGURE_2_CPU, FIGURE_4, HOLD_TIME, HOLD_TIME_MEAN, TABLE_1,
+    TABLE_2, TABLE_3, WAIT_TIME, WAIT_TIME_MEAN,
+};
 use self::reading::{Reader, UNIT_SIZE};
-use super::table::format_number;
-use super::{Baseline, PaperValue, Part, Plot, Row, Scale, Table};
 use crate::lockstat;
+use crate::number::format_number;
+use crate::paper::PaperValue;
+use crate::paper_table::{Baseline, Plot, Table};
+use crate::part::Part;
+use crate::row::Row;
+use crate::scale::Scale;
 
 /// Numbers of reading threads.
 const READER_COUNTS: [usize; 4] = [1, 2, 4, 8];
-
-const FIGURE_2: &str = "figure 2";
-const FIGURE_2_CPU: &str = "figure 2, CPU time";
-const FIGURE_4: &str = "figure 4";
-const TABLE_1: &str = "table I";
-const TABLE_2: &str = "table II";
-const TABLE_3: &str = "table III";
-const CALLERS: &str = "callers";
-
-/// Columns of Tables I to III. The paper heads its times with ms; they are the microseconds that
-/// the kernel prints: 2,001,099 ms of holding would be half an hour for a run of seconds.
-const HOLD_TIME: &str = "held, µs";
-const ACQUISITIONS: &str = "acquisitions";
-const HOLD_TIME_MEAN: &str = "mean hold, µs";
-const WAIT_TIME: &str = "waited, µs";
-const CONTENTIONS: &str = "contentions";
-const WAIT_TIME_MEAN: &str = "mean wait, µs";
 
 /// Flows of figure 2: enough for the kernel's hash to give each of eight sockets some.
 const FLOWS: u16 = 64;

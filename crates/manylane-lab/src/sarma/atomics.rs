@@ -10,9 +10,10 @@ use manylane_bench::{self as bench, run_pinned};
 use manylane_measure::machine;
 use manylane_sys::cpu;
 
-use super::{COST, OPERATIONS, TABLE_1};
+use super::names::{COST, TABLE_1};
 use crate::cpu_distance::{self, PaddedWord};
-use crate::{Row, Scale};
+use crate::row::Row;
+use crate::scale::Scale;
 
 pub(super) const INSTRUCTION: &str = "Instruction";
 pub(super) const CYCLE: &str = "Clock Cycle";
@@ -26,6 +27,20 @@ pub(super) const CMPXCHG_BLIND: &str = "cmpxchg Blind Cache Transfer";
 pub(super) const CMPXCHG_INVALIDATE: &str = "cmpxchg Cache Transfer and Invalidate";
 /// Not in the paper: shows whether two CPUs are two cores.
 pub(super) const LINE_HANDOVER: &str = "Cache Line Transfer";
+
+/// Table 1 (Pentium III, 700 MHz), sorted by cost.
+pub(super) const OPERATIONS: [(&str, f64); 10] = [
+    (INSTRUCTION, 0.7),
+    (CYCLE, 1.4),
+    (L2, 12.9),
+    (INCREMENT, 58.2),
+    (CMPXCHG, 107.3),
+    (INCREMENT_TRANSFER, 113.2),
+    (MEMORY, 162.4),
+    (LOCK, 163.7),
+    (CMPXCHG_BLIND, 170.4),
+    (CMPXCHG_INVALIDATE, 360.9),
+];
 
 /// Words between two steps through memory: a cache line.
 const LINE_WORDS: usize = 64 / size_of::<u32>();

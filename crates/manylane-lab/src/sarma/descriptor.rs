@@ -16,8 +16,9 @@ use manylane_measure::machine;
 use manylane_sys::uring::{Lookup, LookupRing};
 use manylane_sys::{cpu, process};
 
-use super::{TABLE_3, TABLE_3_WRITES};
-use crate::{Row, Scale};
+use super::names::{TABLE_3, TABLE_3_WRITES};
+use crate::row::Row;
+use crate::scale::Scale;
 
 const RECV_CALL: &str = "recv() of an empty socket";
 const NO_FILE: &str = "io_uring request without a file";

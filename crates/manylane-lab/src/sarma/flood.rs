@@ -25,8 +25,9 @@ use manylane_sys::barrier;
 use manylane_testbed::Host;
 use manylane_testbed::generator::LiveSender;
 
-use super::{FIGURE_7, FIGURE_8, FLOOD};
-use crate::{Row, Setups};
+use super::names::{FIGURE_7, FIGURE_8, FLOOD};
+use crate::row::Row;
+use crate::setups::Setups;
 
 pub(super) const GRACE_PERIOD_MAX: &str = "longest grace period, ms";
 const GRACE_PERIOD: &str = "grace, ms";

@@ -8,10 +8,11 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Context, Result};
 use manylane_bench as bench;
 
-use super::TABLE_2;
+use super::names::TABLE_2;
 use crate::lockstat::LockStatSession;
 use crate::rivera::{ContentionSample, sample_contention, udp_readers};
-use crate::{Row, Setups};
+use crate::row::Row;
+use crate::setups::Setups;
 
 pub(super) const WRITE: &str = "write() of 4 KiB";
 pub(super) const ACQUISITIONS: &str = "locks taken";

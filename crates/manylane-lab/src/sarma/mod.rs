@@ -13,35 +13,14 @@ mod atomics;
 mod descriptor;
 mod flood;
 mod hot_path;
+mod names;
 mod starvation;
 
-use super::{Baseline, PaperValue, Part, Plot, Scale, Table};
-
-const TABLE_1: &str = "table 1";
-const TABLE_2: &str = "table 2";
-const TABLE_3: &str = "table 3";
-const TABLE_3_WRITES: &str = "table 3, writes";
-const FIGURE_7: &str = "figure 7";
-const FIGURE_8: &str = "figure 8";
-const FLOOD: &str = "flood";
-const FIGURE_9: &str = "figure 9";
-
-/// The only column of Table 1.
-const COST: &str = "ns";
-
-/// Table 1 (Pentium III, 700 MHz), sorted by cost.
-const OPERATIONS: [(&str, f64); 10] = [
-    (atomics::INSTRUCTION, 0.7),
-    (atomics::CYCLE, 1.4),
-    (atomics::L2, 12.9),
-    (atomics::INCREMENT, 58.2),
-    (atomics::CMPXCHG, 107.3),
-    (atomics::INCREMENT_TRANSFER, 113.2),
-    (atomics::MEMORY, 162.4),
-    (atomics::LOCK, 163.7),
-    (atomics::CMPXCHG_BLIND, 170.4),
-    (atomics::CMPXCHG_INVALIDATE, 360.9),
-];
+use self::names::{COST, FIGURE_7, FIGURE_8, FIGURE_9, FLOOD, TABLE_1, TABLE_2, TABLE_3, TABLE_3_WRITES};
+use crate::paper::PaperValue;
+use crate::paper_table::{Baseline, Plot, Table};
+use crate::part::Part;
+use crate::scale::Scale;
 
 pub(super) fn tables() -> Vec<Table> {
     let stretch = Some(Plot::Lines("tenths of the flood"));
@@ -109,7 +88,8 @@ pub(super) fn parts(scale: &Scale) -> Vec<Part> {
 /// Table 1, the average of Table 2 (Linux 2.6.0), and the numbers of
 /// figures 7 and 9 in the text.
 pub(super) fn paper_values() -> Vec<PaperValue> {
-    let costs = OPERATIONS.map(|(line, value)| PaperValue { table: TABLE_1, line, column: COST, value });
+    let costs =
+        atomics::OPERATIONS.map(|(line, value)| PaperValue { table: TABLE_1, line, column: COST, value });
     let mut all = costs.to_vec();
     all.push(PaperValue {
         table: TABLE_2,

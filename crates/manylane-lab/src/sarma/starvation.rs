@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use manylane_bench::{self as bench, run_pinned};
 
-use super::FIGURE_9;
 use super::flood::{FloodResult, RxPath, run_under_flood};
-use crate::{Row, Setups};
+use super::names::FIGURE_9;
+use crate::row::Row;
+use crate::setups::Setups;
 
 pub(super) const LONGEST_GAP: &str = "longest, ms";
 const STALLED_SHARE: &str = "stalled, %";

@@ -7,6 +7,6 @@ mod recv;
 mod send;
 
 #[cfg(any(test, feature = "bench"))]
-pub use recv::EchoControls;
+pub use recv::echo::EchoControls;
 pub use recv::{Message, RecvOptions, RecvRing, Totals, Wait};
 pub use send::{SEGMENTS_MAX, SendBatch, SendOptions, SendRing, fits};

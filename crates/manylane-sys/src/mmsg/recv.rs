@@ -1,7 +1,7 @@
 //! Receiving: `recvmmsg(2)` into buffers of the ring.
 
 #[cfg(any(test, feature = "bench"))]
-mod echo;
+pub(super) mod echo;
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -11,9 +11,6 @@ use crate::addr::SockAddr;
 use crate::control::{self, Ancillary};
 use crate::map::{Mapping, PinnedSlice};
 use crate::sock;
-
-#[cfg(any(test, feature = "bench"))]
-pub use echo::EchoControls;
 
 /// Distance of buffers, in bytes: odd multiples of a cache line, so that the first lines of large
 /// buffers do not all map to one cache set.

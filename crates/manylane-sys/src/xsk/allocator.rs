@@ -24,8 +24,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use libc::xdp_desc;
 
-use super::FrameCounts;
-use super::frames::{FrameState, Frames, MEMBERS_MAX, MemberId, Packet, StateWord};
+use super::frames::{FrameCounts, FrameState, Frames, MEMBERS_MAX, MemberId, Packet, StateWord};
 use super::ring::{Consumer, Producer};
 use super::socket::{Maps, UmemRings};
 

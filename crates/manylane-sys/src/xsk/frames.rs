@@ -23,7 +23,6 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use libc::xdp_desc;
 
-use super::FrameCounts;
 use crate::map::Mapping;
 
 /// Number of a member of a queue, below [`MEMBERS_MAX`].
@@ -74,6 +73,33 @@ const _: () = assert!(
     FrameState::Held as u16 | SENT_BIT == FrameState::HeldSent as u16
         && FrameState::Held as u16 & SENT_BIT == 0
 );
+
+/// Numbers of frames of a queue by state, over all members.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FrameCounts {
+    /// On the free list, or in a member's cache.
+    pub free: u32,
+    /// With the kernel to receive into, or received and still in an RX ring.
+    pub filling: u32,
+    /// In the current batch of a member and not being sent.
+    pub held: u32,
+    /// Allocated by [`Sender::alloc`](super::Sender::alloc), and neither sent nor freed yet.
+    pub allocated: u32,
+    /// With the kernel to send, or sent and not reclaimed yet; includes those of current batches.
+    pub sending: u32,
+    /// Not frames: invalid entries from the kernel, which named no frame of its own, or too many
+    /// bytes of one.
+    pub invalid: u64,
+}
+
+impl FrameCounts {
+    /// The number of all frames: always that with which the queue was opened.
+    #[must_use]
+    pub fn total(&self) -> u32 {
+        self.free + self.filling + self.held + self.allocated + self.sending
+    }
+}
 
 /// State of a frame, in the lowest three bits, and the member that has it or has sent it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

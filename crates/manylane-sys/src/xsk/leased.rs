@@ -24,6 +24,7 @@ use libc::xdp_desc;
 
 use super::ring::{Consumer, Producer};
 use super::socket::{AllRings, Maps, Socket};
+use super::statistics::{Statistics, statistics};
 use super::tx_metadata::METADATA_LEN;
 use super::tx_queue::kick;
 use crate::map::Mapping;
@@ -185,8 +186,8 @@ impl LeasedQueue {
     ///
     /// # Errors
     /// Those of the kernel.
-    pub fn statistics(&self) -> io::Result<super::Statistics> {
-        super::statistics(self.socket.as_fd())
+    pub fn statistics(&self) -> io::Result<Statistics> {
+        statistics(self.socket.as_fd())
     }
 
     /// True if packets are waiting to be sent, and the kernel may not have been notified.

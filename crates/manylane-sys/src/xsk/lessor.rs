@@ -5,8 +5,8 @@ use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 
 use super::leased::{FRAME_SIZE, FRAMES_MAX, Holder, LeasedQueue, QueueParams, memory_size};
 use super::open::{OpenError, Step};
+use super::options::{Mode, QueueOptions};
 use super::socket::{Maps, Socket, bind};
-use super::{Mode, QueueOptions};
 use crate::map::Mapping;
 use crate::shared;
 

@@ -4,10 +4,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Weak};
 use std::{error, fmt, io};
 
-use super::QueueOptions;
 use super::allocator::{FrameAllocator, UmemSocket};
 use super::frames::Frames;
 use super::linearize::Linearizer;
+use super::options::QueueOptions;
 use super::queue::Queue;
 use super::socket::{MemberRings, Socket, bind};
 use super::wakeup::RingWakeup as _;

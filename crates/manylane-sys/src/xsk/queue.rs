@@ -10,14 +10,14 @@ use std::sync::Arc;
 use libc::xdp_desc;
 
 use super::allocator::FrameAllocator;
-use super::frames::Packet;
+use super::frames::{FrameCounts, Packet};
 use super::linearize::{Linearized, Linearizer};
+use super::options::QueueOptions;
 use super::ring::Consumer;
 use super::send::{Payloads, Sender};
 use super::socket::{Maps, MemberRings, Socket};
 use super::tx_queue::TxQueue;
 use super::wakeup::RingWakeup;
-use super::{FrameCounts, QueueOptions};
 
 /// Receives that an idle member may skip before it makes a full pass.
 const IDLE_SKIPS_MAX: u32 = 64;

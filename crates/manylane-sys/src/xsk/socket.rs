@@ -8,10 +8,10 @@ use std::sync::atomic::AtomicU32;
 
 use libc::{c_int, off_t, xdp_desc, xdp_mmap_offsets, xdp_ring_offset};
 
+use super::options::{Mode, QueueOptions};
 use super::ring::{Consumer, Producer, RingMemory, Slot};
 use super::tx_metadata::METADATA_LEN;
 use super::wakeup::{KickOutcome, RingWakeup};
-use super::{Mode, QueueOptions, Statistics};
 use crate::map::{Mapping, READ_WRITE};
 use crate::{busy_poll, check, sock};
 
@@ -268,33 +268,6 @@ pub(super) fn bind_with_flags(
     // SAFETY: the kernel reads `len` bytes of `addr`, which lives across the call.
     check(unsafe { libc::bind(fd.as_raw_fd(), (&raw const addr).cast(), len) })?;
     Ok(())
-}
-
-/// The kernel's counters of the AF_XDP socket behind a descriptor, for code that does not have the
-/// [`Queue`].
-///
-/// [`Queue`]: super::Queue
-///
-/// # Errors
-/// Those of `getsockopt(2)`.
-pub fn statistics(fd: BorrowedFd<'_>) -> io::Result<Statistics> {
-    // Before Linux 5.9 only the first three exist.
-    let [
-        rx_dropped,
-        rx_invalid_descs,
-        tx_invalid_descs,
-        rx_ring_full,
-        rx_fill_ring_empty_descs,
-        tx_ring_empty_descs,
-    ] = sock::get(fd, libc::SOL_XDP, libc::XDP_STATISTICS)?;
-    Ok(Statistics {
-        rx_dropped,
-        rx_invalid_descs,
-        tx_invalid_descs,
-        rx_ring_full,
-        rx_fill_ring_empty_descs,
-        tx_ring_empty_descs,
-    })
 }
 
 impl From<Socket> for OwnedFd {

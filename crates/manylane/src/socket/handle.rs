@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 #[cfg(doc)]
 use super::Socket;
-use super::open::open_lane;
-use super::{Event, Server};
+use super::lanes::open_lane;
+use super::server::{Event, Server};
 use crate::config::{Engine, FILTER_REFUSED};
 use crate::counters::{Counters, LaneId};
 use crate::error::{Error, ErrorKind, Result};

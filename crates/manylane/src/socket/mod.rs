@@ -3,15 +3,19 @@
 //! | file | what it holds |
 //! |---|---|
 //! | [`open`] | opening: selects the engine, opens the lanes, and attaches the queues of devices last |
+//! | [`lanes`] | opening of one lane |
 //! | [`handle`] | control from any thread |
+//! | [`server`] | events for the loop of `serve` |
 //!
 //! `group` has the state that its lanes share.
 
 mod handle;
+mod lanes;
 mod open;
+mod server;
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::Arc;
 
 use crate::config::{Builder, Config, Engine};
 use crate::error::Result;
@@ -22,28 +26,7 @@ use crate::steer::EffectiveSteering;
 use crate::wait::EffectiveWait;
 
 pub use handle::Handle;
-
-/// An event for the loop of `serve`.
-pub(crate) enum Event {
-    /// A lane was added: give it a thread.
-    Run(Box<Lane>),
-    /// The thread of a lane has ended.
-    Ended(Result<()>),
-}
-
-/// The sender to the loop of `serve`, while it runs.
-#[derive(Default)]
-pub(crate) struct Server(Mutex<Option<mpsc::Sender<Event>>>);
-
-impl Server {
-    pub(crate) fn set(&self, events: Option<mpsc::Sender<Event>>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = events;
-    }
-
-    fn events(&self) -> Option<mpsc::Sender<Event>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-}
+pub(crate) use server::{Event, Server};
 
 /// One bound address with many lanes.
 ///

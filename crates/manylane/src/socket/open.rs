@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use manylane_sys::{cpu, sock};
 
-use super::{Server, Socket};
+use super::Socket;
+use super::lanes::make_lane;
+use super::server::Server;
 use crate::config::{Builder, Config, Engine};
 use crate::error::{Error, Result};
-use crate::group::{LaneParts, Shared};
+use crate::group::Shared;
 use crate::io::kernel_socket::{self, PortSharing};
-use crate::lane::Lane;
 use crate::steer::Steer;
 use crate::wait::{EffectiveWait, WaitPolicy};
 use crate::{io, placement, probe};
@@ -79,20 +80,6 @@ fn open(mut config: Config) -> Result<Socket> {
     socket.shared.engine.start()?;
     log::info!("{addr}: {lanes} lanes, engine {}, steering {}", socket.engine(), socket.steering());
     Ok(socket)
-}
-
-/// Opens one more lane of a socket.
-pub(super) fn open_lane(shared: &Arc<Shared>) -> Result<Lane> {
-    let lane = make_lane(shared, shared.open_lane()?)?;
-    shared.engine.lane_added();
-    Ok(lane)
-}
-
-/// Makes a lane from its parts. A lane that was not admitted to steering is closed again.
-fn make_lane(shared: &Arc<Shared>, (parts, admitted): (LaneParts, Result<()>)) -> Result<Lane> {
-    let LaneParts { lane_shared, io } = parts;
-    let lane = Lane::new(Arc::clone(shared), lane_shared, io);
-    admitted.map(|()| lane)
 }
 
 /// The policy available for `wanted` with this engine, `lanes` and `cpu_count`.

@@ -18,8 +18,8 @@ use manylane_sys::cbpf::{
 };
 use manylane_sys::sock;
 
+use super::policy::{Slot, Steering};
 use super::table::{BUCKET_SHIFT, KEY_LAST, KEY_SEED, KEY_WORD, Layout};
-use super::{Slot, Steering};
 
 /// Steering by classic BPF.
 pub(super) struct ClassicSteer {

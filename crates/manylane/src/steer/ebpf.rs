@@ -14,8 +14,8 @@ use manylane_bpf::abi;
 use manylane_sys::errno::{EACCES, EMFILE, ENFILE, ENOMEM, EPERM};
 use manylane_sys::map::SharedWords;
 
+use super::policy::{Slot, Steering};
 use super::table::Layout;
-use super::{Slot, Steering};
 use crate::error::{Error, ErrorKind, Result, errno_of};
 use crate::verify::load_with_retry;
 

@@ -12,7 +12,7 @@
 
 use manylane_bpf::abi::{TABLE_SIZE, Table};
 
-use super::{Slot, Steering};
+use super::policy::{Slot, Steering};
 
 /// The lanes in steering, and their table.
 pub(super) struct Layout {

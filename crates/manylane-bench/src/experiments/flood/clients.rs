@@ -10,8 +10,8 @@ use manylane_measure::client::{self, Expect, Outcome, Plan as Requests};
 use manylane_measure::{Traffic, Until};
 use manylane_testbed::generator::LiveSender;
 
+use super::plan::{FloodTestbed, PAYLOAD_SIZE, Plan, REQUEST_COST, SenderLoad, Variant};
 use super::server::{SenderThread, Server, ServerConfig, ServerStats};
-use super::{FloodTestbed, PAYLOAD_SIZE, Plan, REQUEST_COST, SenderLoad, Variant};
 use crate::sample::CpuBusyTimer;
 use crate::schema::{FloodClients, FloodSample};
 use crate::{Limits, Options, Trial, check_stop, no_loss_rate};

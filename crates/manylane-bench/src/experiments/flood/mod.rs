@@ -11,108 +11,24 @@
 
 mod clients;
 mod pauses;
+mod plan;
 mod program;
 mod server;
 mod sources;
 
-use std::fmt;
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
-use manylane::{Engine, Limit};
-use manylane_measure::{Traffic, named_enum};
-use manylane_testbed::Host;
 
-use self::server::SenderThread;
+use self::plan::{FloodTestbed, PAYLOAD_SIZE, Variant};
+pub use self::plan::{Part, Plan};
 use crate::schema::{BENCH_FLOOD, BenchSettings, Document, FloodRow, FloodSample};
 use crate::{Controller, Limits, Options, Setup, check_stop, run_rounds};
 
-/// Bytes of payload of every datagram.
-const PAYLOAD_SIZE: usize = 32;
-/// Simulated work of a request, in parts `clients` and `program`.
-const REQUEST_COST: Duration = Duration::from_micros(10);
 /// Rate of the flood in part `clients`, as a multiple of the no-loss rate.
 const FLOOD_RATE_FACTOR: f64 = 10.0;
 /// The flood of `program`, in datagrams per second.
 const PROGRAM_PPS: f64 = 1e6;
 /// Links of the testbed: `sources` needs a server on each of two.
 pub const LINKS: usize = 2;
-
-named_enum! {
-    /// A part of the benchmark.
-    pub enum Part {
-        /// Regular clients beside a flood.
-        Clients = "clients",
-        /// A new source for each datagram.
-        Sources = "sources",
-        /// A program beside a flood.
-        Program = "program",
-    }
-}
-
-/// Options in addition to those of all benchmarks.
-#[derive(Debug, Clone)]
-pub struct Plan {
-    /// The parts, in their order.
-    pub parts: Vec<Part>,
-    /// The limit of the server in variants with a limit, in `clients` and `program`.
-    pub limit: Limit,
-    /// Total time with new sources, over all rounds. The load of one source takes as long.
-    pub sources: Duration,
-}
-
-/// A variant: how a server is flooded.
-struct Variant {
-    name: &'static str,
-    engine: Engine,
-    limit: bool,
-    sender_load: SenderLoad,
-}
-
-/// The load on the sender's CPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum SenderLoad {
-    /// Nothing.
-    Idle,
-    /// The flood generator.
-    Flood,
-    /// A thread that only spins, as the generator does between two frames. Its effect on other
-    /// threads there is not an effect of the flood.
-    BusyThread,
-}
-
-impl SenderLoad {
-    /// Starts the thread of this load, if it has one.
-    fn start(self, bed: &FloodTestbed, traffic: &Traffic) -> Result<Option<SenderThread>> {
-        match self {
-            Self::Idle => Ok(None),
-            Self::Flood => SenderThread::flood((&bed.from, &bed.to), bed.sender_cpu, traffic).map(Some),
-            Self::BusyThread => SenderThread::spin(bed.sender_cpu).map(Some),
-        }
-    }
-}
-
-impl fmt::Display for Variant {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name)
-    }
-}
-
-impl Variant {
-    fn receiver_name(&self) -> &'static str {
-        if self.engine == Engine::Xdp { "lane/xdp" } else { "lane/mmsg" }
-    }
-}
-
-/// The place of a server.
-struct FloodTestbed {
-    from: Host,
-    to: Host,
-    lane_cpu: usize,
-    sender_cpu: usize,
-    /// Maximum number of datagrams of one call of a server.
-    batch: usize,
-}
 
 /// Runs the benchmark. The setup must be a testbed with [`LINKS`] links.
 ///

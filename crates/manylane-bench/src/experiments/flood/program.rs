@@ -11,8 +11,9 @@ use anyhow::{Result, anyhow};
 use manylane::Engine;
 use manylane_measure::Traffic;
 
+use super::pauses;
+use super::plan::{FloodTestbed, PAYLOAD_SIZE, Plan, SenderLoad, Variant};
 use super::server::{SenderThread, Server, ServerStats};
-use super::{FloodTestbed, PAYLOAD_SIZE, Plan, SenderLoad, Variant, pauses};
 use crate::sample::CpuBusyTimer;
 use crate::schema::{FloodSample, SENDER_CPU_PROGRAM};
 use crate::{Options, check_stop};

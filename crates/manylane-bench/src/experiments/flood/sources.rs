@@ -17,8 +17,8 @@ use manylane_wire::ethernet::Mac;
 use manylane_wire::frame::UdpFrame;
 
 use super::pauses::{PauseHistogram, StealTime, measure_wakeup_latency};
+use super::plan::{FloodTestbed, PAYLOAD_SIZE, SenderLoad, Variant};
 use super::server::{Server, ServerConfig};
-use super::{FloodTestbed, PAYLOAD_SIZE, SenderLoad, Variant};
 use crate::check_stop;
 use crate::sample::CpuBusyTimer;
 use crate::schema::{FloodMemory, FloodSample};

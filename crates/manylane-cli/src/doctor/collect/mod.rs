@@ -24,12 +24,7 @@ use super::facts::{Device, Facts, Feature};
 use super::link;
 use files::FileTree;
 
-/// The scope that the user asked for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Scope {
-    pub(crate) pid: Option<u32>,
-    pub(crate) port: Option<u16>,
-}
+pub(crate) use sockets::Scope;
 
 /// All facts about this machine and the network namespace of this process.
 pub(crate) fn collect_all(asked: Scope) -> Facts {

@@ -13,10 +13,16 @@ use manylane_sys::process::{BlockedOn, parse_blocked_on};
 use manylane_sys::udp_table::Entry;
 
 use super::super::facts::{Facts, Program, Socket};
-use super::Scope;
 use super::files::FileTree;
 use crate::loadable;
 use crate::output;
+
+/// The scope that the user asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Scope {
+    pub(crate) pid: Option<u32>,
+    pub(crate) port: Option<u16>,
+}
 
 /// Adds the requested sockets, or all with losses, and the processes that have them.
 pub(crate) fn collect(files: &FileTree, asked: Scope, facts: &mut Facts) {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::super::change::{Change, Target};
 use super::super::facts::{Facts, Idle, Lane};
 use super::super::finding::Severity;
-use super::{FindingSink, Rule, format_cpus, pluralize};
+use super::rule::{FindingSink, Rule, format_cpus, pluralize};
 
 pub(super) const RULES: &[Rule] = &[
     Rule {

@@ -7,7 +7,7 @@ use super::super::collect::files::format_cpu_mask;
 use super::super::ethtool::{XDP_BASIC, XDP_REDIRECT, XDP_ZERO_COPY};
 use super::super::facts::{Device, Facts};
 use super::super::finding::Severity;
-use super::{FindingSink, Rule, format_cpus, rx_devices, usable_cpus};
+use super::rule::{FindingSink, Rule, format_cpus, rx_devices, usable_cpus};
 
 pub(super) const RULES: &[Rule] = &[
     Rule {

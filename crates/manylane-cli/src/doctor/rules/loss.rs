@@ -3,7 +3,7 @@
 use super::super::change::{Change, Target};
 use super::super::facts::{Facts, Socket, Udp};
 use super::super::finding::Severity;
-use super::{FindingSink, Rule, pluralize};
+use super::rule::{FindingSink, Rule, format_cpus, pluralize};
 
 const MIB: u64 = 1 << 20;
 
@@ -216,7 +216,7 @@ fn backlog_full(facts: &Facts, found: &mut FindingSink<'_>) {
                     "{} lost {} because a CPU's backlog was full (CPUs {}; the whole machine)",
                     pluralize(dropped, "frame"),
                     facts.describe_period(),
-                    super::format_cpus(&cpus)
+                    format_cpus(&cpus)
                 ),
                 "Frames from RPS and loopback wait in a CPU's backlog, whose length is limited.",
             )

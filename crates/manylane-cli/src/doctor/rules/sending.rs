@@ -4,7 +4,7 @@ use super::super::change::{Change, Target};
 use super::super::collect::files::format_cpu_mask;
 use super::super::facts::Facts;
 use super::super::finding::Severity;
-use super::{FindingSink, Rule, rx_devices, usable_cpus};
+use super::rule::{FindingSink, Rule, rx_devices, usable_cpus};
 
 pub(super) const RULES: &[Rule] = &[Rule {
     id: "xps-off",

@@ -2,7 +2,7 @@
 
 use super::super::facts::{Facts, Program};
 use super::super::finding::Severity;
-use super::{FindingSink, Rule, pluralize};
+use super::rule::{FindingSink, Rule, pluralize};
 
 pub(super) const RULES: &[Rule] = &[
     Rule {

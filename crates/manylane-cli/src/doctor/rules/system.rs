@@ -3,7 +3,7 @@
 use super::super::change::Change;
 use super::super::facts::{Facts, Privileges};
 use super::super::finding::Severity;
-use super::{FindingSink, Rule};
+use super::rule::{FindingSink, Rule};
 
 pub(super) const RULES: &[Rule] = &[
     Rule {

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use libc::{EPOLL_CTL_MOD, c_int, epoll_event};
 
-use super::{Epoll, Item};
+use super::instance::{Epoll, Item};
 use crate::fds::table;
 use crate::shared::leftovers::LeftoverQueue;
 use crate::shared::sock::Sock;

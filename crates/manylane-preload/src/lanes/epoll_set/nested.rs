@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLET, EPOLLIN, c_int, epoll_event};
 
-use super::{Epoll, Item, NESTED, NESTED_DRAINED};
+use super::instance::{Epoll, Item, NESTED, NESTED_DRAINED};
 use crate::base::{quiesce, real};
 use crate::fds::hidden_fds;
 use crate::fds::sock_fds::is_managed;

@@ -1,0 +1,8 @@
+//! Errors of system calls.
+
+use std::io;
+
+/// The result of a system call that returns -1 and sets `errno` on failure.
+pub(crate) fn check(ret: libc::c_int) -> io::Result<libc::c_int> {
+    if ret < 0 { Err(io::Error::last_os_error()) } else { Ok(ret) }
+}
