@@ -33,7 +33,8 @@ pub(crate) use self::state::{Direction, Faults};
 pub(super) use self::transport::FaultTransport;
 use super::batch::{Batch, Datagram, DatagramMeta, Origin};
 use super::{
-    FilterHandle, Io, LaneIo, NewLane, Parts, RecvSummary, Replies, SocketEngine, Transport, XdpQueue, lock,
+    Capabilities, FilterHandle, Io, LaneIo, NewLane, Parts, RecvSummary, Replies, SocketEngine, Transport,
+    XdpQueue, lock,
 };
 use crate::config::Config;
 use crate::counters::{Count, LaneId};
@@ -233,6 +234,10 @@ impl FaultIo {
 }
 
 impl LaneIo for FaultIo {
+    fn capabilities(&self) -> Capabilities {
+        self.engine.capabilities()
+    }
+
     fn recv(&mut self) -> Result<RecvSummary> {
         self.recv_by(Io::recv)
     }

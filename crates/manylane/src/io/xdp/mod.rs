@@ -98,21 +98,20 @@ pub(crate) struct XdpIo {
     queues: LaneQueues,
     companion: MmsgIo,
     lane: Arc<LaneShared>,
-    caps: Capabilities,
     drop_policy: DropPolicy,
 }
 
 impl XdpIo {
     fn new(control: Arc<XdpControl>, new: NewLane<'_>) -> Result<Self> {
-        let (lane, caps, drop_policy) = (Arc::clone(new.lane), new.caps, new.config.drop_policy);
+        let (lane, drop_policy) = (Arc::clone(new.lane), new.config.drop_policy);
         let companion = MmsgIo::new(new)?;
         let queues = LaneQueues::new(control, lane.id, lane.fd.as_fd())?;
-        Ok(Self { queues, companion, lane, caps, drop_policy })
+        Ok(Self { queues, companion, lane, drop_policy })
     }
 
     #[inline]
     fn recv_from_queues(&mut self) -> RecvSummary {
-        let Capabilities { batch, datagram_size, .. } = self.caps;
+        let Capabilities { batch, datagram_size, .. } = self.companion.capabilities();
         let cells = &self.lane.cells;
         let summary = self.queues.receive(batch, datagram_size, self.drop_policy, cells);
         self.queues.publish_backlog(cells);
@@ -124,6 +123,12 @@ impl XdpIo {
 }
 
 impl LaneIo for XdpIo {
+    /// A frame of a queue is one datagram, in both directions. GRO and GSO are only those of the
+    /// companion.
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { gro: false, gso: false, ..self.companion.capabilities() }
+    }
+
     /// Receives a batch from a queue that has frames, else from the companion.
     #[inline]
     fn recv(&mut self) -> Result<RecvSummary> {
