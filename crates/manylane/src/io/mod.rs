@@ -1,6 +1,6 @@
 //! Engines: how a lane talks to the kernel. Each engine is one file or folder with the same few
-//! operations. Only this file, [`probe`](crate::probe()) and the option [`Engine`] know which
-//! engines there are.
+//! operations. Only this file, the enums of their bytes ([`messages`], [`batch`]) and send paths
+//! ([`bypass`]), [`probe`](crate::probe()) and the option [`Engine`] know which engines there are.
 //!
 //! | file | what it holds |
 //! |---|---|
@@ -10,7 +10,7 @@
 //! | [`kernel_socket`] | the kernel socket of a lane: its options, and binding it |
 //! | [`orphaned_sockets`] | sockets that the kernel holds after their lanes were closed |
 //! | [`socket_engine`] | what the lanes of a socket share of their engine |
-//! | [`transport`] | where replies go: through the kernel socket |
+//! | [`bypass`], [`transport`] | where replies go: past the kernel's stack, or through the kernel socket |
 //! | [`filter`] | limits and prefixes, in the maps of XDP programs |
 //! | [`socket_queue`] | what `mmsg` and `uring` share: the load words that steering reads, head drops |
 //! | [`messages`], [`frames`] | the bytes of a batch, in the buffers that the engine received them into |
@@ -28,6 +28,7 @@
 
 pub(crate) mod batch;
 mod bpf_error;
+mod bypass;
 #[cfg(test)]
 pub(crate) mod faults;
 mod filter;
@@ -61,13 +62,12 @@ use crate::config::{Config, DATAGRAM_SIZE_MAX, Engine, FILTER_REFUSED};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lane_shared::Offloads;
 
+pub(crate) use self::bypass::Bypass;
 pub use self::filter::FilterHandle;
 pub use self::socket_engine::XdpQueue;
 pub(crate) use self::socket_engine::{NewLane, SocketEngine};
 pub(crate) use self::transport::{Replies, Transport};
 pub use self::xdp::leasing::{LeasedRing, LeasedRings, Lessor};
-// One engine has a send path of its own. A second one makes this an enum.
-pub(crate) use self::xdp::send::XdpSender as Bypass;
 
 /// What an engine was granted on a lane, which may be less than the options ask for. Code tests
 /// these, never which engine it is: an engine sizes its buffers by those of its kernel socket, the

@@ -24,7 +24,7 @@ pub(crate) mod leasing;
 mod mailbox;
 mod round_robin;
 mod route;
-pub(crate) mod send;
+pub(super) mod send;
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -183,9 +183,9 @@ impl LaneIo for XdpIo {
     #[inline]
     fn split<'a>(&'a mut self, summary: RecvSummary, bound: &'a SocketAddr) -> Parts<'a> {
         let Parts { batch, replies, .. } = self.companion.split(summary, bound);
-        let (frames, bypass) = self.queues.split();
+        let (frames, sender) = self.queues.split();
         let batch = frames.map_or(batch, |frames| Batch::new(Origin::Frames(frames), bound, summary));
-        Parts { batch, replies, bypass }
+        Parts { batch, replies, bypass: sender.map(Into::into) }
     }
 
     fn readiness(&self) -> BorrowedFd<'_> {
