@@ -31,7 +31,7 @@ use manylane_sys::mmsg::{SendOptions, SendRing};
 use self::state::Fate;
 pub(crate) use self::state::{Direction, Faults};
 pub(super) use self::transport::FaultTransport;
-use super::batch::{Batch, Datagram, DatagramMeta, Origin};
+use super::batch::{Batch, Datagram, Origin, RecvMeta};
 use super::{
     Capabilities, FilterHandle, Io, LaneIo, NewLane, Parts, RecvSummary, Replies, SocketEngine, Transport,
     XdpQueue, lock,
@@ -141,10 +141,10 @@ pub(crate) struct DatagramCopy {
 impl DatagramCopy {
     fn of(datagram: &Datagram<'_>) -> Self {
         let ancillary = match *datagram.meta() {
-            DatagramMeta::Message { ancillary, .. } => Ancillary { segment_size: 0, ..*ancillary },
-            DatagramMeta::Frame(meta, ecn) => Ancillary {
+            RecvMeta::Message { ancillary, .. } => Ancillary { segment_size: 0, ..*ancillary },
+            RecvMeta::Frame { headers, ecn, .. } => Ancillary {
                 local: datagram.source(),
-                tos: ecn.then_some(meta.datagram.traffic_class),
+                tos: ecn.then_some(headers.traffic_class),
                 ..Ancillary::default()
             },
         };
