@@ -10,6 +10,12 @@
 //! a write). A pair has eight adjacent entries; if all are in use, the writer replaces one of them
 //! in rotation. A request has one slot for its pair; if that is in use, the next datagram requests
 //! again. Without a writer the heartbeat stops, and lanes ignore all entries.
+//!
+//! The library has another table of the same [`Slot`], for the lanes of its own process
+//! (`io/xdp/route/table.rs`). It is not shared, because readers of this one can also write to it:
+//! each lease has one, filled from the library's. So only this one needs a heartbeat, requests and
+//! the mark of use. It also has source addresses, because the program's sockets may be bound to a
+//! wildcard address.
 
 mod slot;
 

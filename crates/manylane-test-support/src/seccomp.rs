@@ -16,6 +16,8 @@ pub enum Syscall {
     UringRegister(u32),
     /// `ioctl(2)` with this request.
     Ioctl(u32),
+    /// `setsockopt(2)` with this option, of any level.
+    SetSocketOption(u32),
     /// `recvmmsg(2)` from this descriptor.
     ReceiveFrom(RawFd),
 }
@@ -27,6 +29,7 @@ impl Syscall {
             Self::UringEnter => libc::SYS_io_uring_enter,
             Self::UringRegister(_) => libc::SYS_io_uring_register,
             Self::Ioctl(_) => libc::SYS_ioctl,
+            Self::SetSocketOption(_) => libc::SYS_setsockopt,
             Self::ReceiveFrom(_) => libc::SYS_recvmmsg,
         }
     }
@@ -36,9 +39,10 @@ impl Syscall {
     fn argument(self) -> (u32, u32) {
         let low = if cfg!(target_endian = "big") { 4 } else { 0 };
         match self {
-            // The first argument, as an `int`, and the second.
+            // The first argument, as an `int`, the second and the third.
             Self::ReceiveFrom(fd) => (16 + low, fd as u32),
             Self::UringRegister(what) | Self::Ioctl(what) => (24 + low, what),
+            Self::SetSocketOption(what) => (32 + low, what),
             Self::UringSetup | Self::UringEnter => (0, self.number() as u32),
         }
     }

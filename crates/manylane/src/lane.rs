@@ -49,7 +49,7 @@ pub struct Received<'a> {
 
 impl Lane {
     pub(crate) fn new(shared: Arc<Shared>, lane_shared: Arc<LaneShared>, io: Io) -> Self {
-        let waiter = Waiter::new(shared.config.wait, &io, shared.config.batch);
+        let waiter = Waiter::new(shared.config.wait, &io);
         Self { shared, lane_shared, waiter, io }
     }
 
@@ -71,10 +71,10 @@ impl Lane {
         self.shared.addr
     }
 
-    /// Capabilities of the engine on this lane.
+    /// What the engine was granted on this lane; the same for the lane's life.
     #[must_use]
     pub fn capabilities(&self) -> Capabilities {
-        Capabilities::of(&self.shared.config)
+        self.io.capabilities()
     }
 
     /// Pins the calling thread to the CPU that placement gave to the lane, if any.
@@ -150,7 +150,7 @@ impl Lane {
     /// Messages that a lane which is being removed drains before it shuts down receiving: those
     /// queued, and one more batch that may arrive meanwhile.
     pub(crate) fn queued(&self) -> usize {
-        self.io.queued_max() + self.shared.config.batch
+        self.io.queued_max() + self.io.capabilities().batch
     }
 
     /// Shuts down receiving if the whole socket ends, or if the lane has `drained` all that was

@@ -19,12 +19,20 @@ pub(crate) const DRAINING: u8 = 2;
 /// The kernel refuses new datagrams: the lane of a socket that ends.
 pub(crate) const SHUT_DOWN: u8 = 3;
 
+/// What the kernel granted to a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Offloads {
+    pub(crate) gro: bool,
+    pub(crate) gso: bool,
+}
+
 /// The part of a lane that other threads read.
 #[derive(Debug)]
 pub(crate) struct LaneShared {
     pub(crate) id: LaneId,
     pub(crate) slot: Slot,
     pub(crate) fd: Arc<OwnedFd>,
+    pub(crate) offloads: Offloads,
     pub(crate) cpu: Option<usize>,
     pub(crate) cells: Cells,
     pub(crate) state: AtomicU8,

@@ -70,6 +70,14 @@ on_every_variant! {
         }
     }
 
+    /// What was refused is not reported, and a queue of a device has neither GRO nor GSO.
+    fn capabilities_are_those_granted(variant, no traffic) {
+        let mut builder = variant.builder("127.0.0.1:0");
+        let caps = builder.batch(7).open().unwrap().capabilities();
+        let (gro, gso) = (variant.gro && !variant.is_xdp(), variant.gso && !variant.is_xdp());
+        assert_eq!((caps.batch, caps.gro, caps.gso, caps.timestamps), (7, gro, gso, false));
+    }
+
     /// GRO messages and single datagrams of several peers in one batch, sent back unchanged.
     fn gro_messages_of_many_peers_echo(variant, 1 queue) {
         let mut driver = LaneDriver::new(variant.builder("0.0.0.0:0").lanes(1).batch(128).open().unwrap());

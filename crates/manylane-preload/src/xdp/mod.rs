@@ -6,8 +6,10 @@
 //! | `frames.rs` | frames from and to the program's buffers |
 //!
 //! This module shares the rings and the calls to send (`manylane_sys::xsk`), the socket addresses
-//! (`manylane_sys::addr`), the headers (`manylane_wire`) and the next hops (`manylane_ipc`) with
-//! the library's engine `xdp`. The rest differs, because here no lane owns a queue:
+//! (`manylane_sys::addr`), the headers (`manylane_wire`) and the slot of a next hop
+//! (`manylane_ipc`) with the library's engine `xdp`. The tables of next hops are two, because this
+//! process can write to its own (`manylane_ipc::next_hops`). The rest differs, because here no lane
+//! owns a queue:
 //!
 //! - A lane of the library owns its queues. It receives a batch, passes the frames to the
 //!   application, writes replies into them, and keeps the state of each frame on its heap. Here any

@@ -37,7 +37,7 @@ use crate::counters::{Cells, Counters, LaneCounters, LaneId};
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::kernel_socket::{self, PortSharing};
 use crate::io::{Capabilities, Io, NewLane, SocketEngine};
-use crate::lane_shared::{LaneShared, OPEN};
+use crate::lane_shared::{LaneShared, OPEN, Offloads};
 use crate::port_owner;
 use crate::steer::{EffectiveSteering, Slot, Steer};
 use crate::wait::WaitPolicy;
@@ -66,7 +66,7 @@ struct Control {
     steer: Steer,
     lanes: Vec<Arc<LaneShared>>,
     /// Sockets of the group without a lane.
-    parked: Vec<(Slot, Arc<OwnedFd>)>,
+    parked: Vec<(Slot, Arc<OwnedFd>, Offloads)>,
     closed: LaneCounters,
     next_id: u64,
     /// True if the first socket allows others on the port.
@@ -78,7 +78,7 @@ impl Control {
     fn free_slot(&self) -> Result<Slot> {
         let taken = |slot: &Slot| {
             self.lanes.iter().any(|lane| lane.slot == *slot)
-                || self.parked.iter().any(|(other, _)| other == slot)
+                || self.parked.iter().any(|(other, ..)| other == slot)
         };
         let free = (0..abi::MAX_LANES as Slot).find(|slot| !taken(slot));
         free.ok_or_else(|| {
@@ -169,32 +169,32 @@ impl Shared {
         if control.steer.is_index_based() {
             self.check_group(&control)?;
         }
-        if let Some((slot, fd)) = control.parked.last().cloned() {
-            let added = self.add(&mut control, slot, fd)?;
+        if let Some((slot, fd, offloads)) = control.parked.last().cloned() {
+            let added = self.add(&mut control, slot, fd, offloads)?;
             // Only now: without a lane it stays parked, because no socket of the group closes
             // before all do.
             control.parked.pop();
             return Ok(added);
         }
         let slot = control.free_slot()?;
-        let (fd, _) = kernel_socket::open(&self.config, &self.addr, PortSharing::ReusePort)?;
+        let (fd, offloads) = kernel_socket::open(&self.config, &self.addr, PortSharing::ReusePort)?;
         self.engine.set_options(&self.config, fd.as_fd())?;
-        self.add(&mut control, slot, Arc::new(fd))
+        self.add(&mut control, slot, Arc::new(fd), offloads)
     }
 
     /// Adds a lane with a socket that is already open, as the first lane's is: bound exclusively,
     /// or into the group of other sockets.
-    pub(crate) fn add_open(&self, fd: OwnedFd) -> Result<(LaneParts, Result<()>)> {
+    pub(crate) fn add_open(&self, fd: OwnedFd, offloads: Offloads) -> Result<(LaneParts, Result<()>)> {
         self.engine.set_options(&self.config, fd.as_fd())?;
         let mut control = self.control();
         let slot = control.free_slot()?;
-        self.add(&mut control, slot, Arc::new(fd))
+        self.add(&mut control, slot, Arc::new(fd), offloads)
     }
 
     /// Checks that all sockets of the group are ours, for steering by the kernel's socket index:
     /// with two lanes or more, the kernel also admits other processes of the same user.
     fn check_group(&self, control: &Control) -> Result<()> {
-        let fds = control.lanes.iter().map(|lane| &lane.fd).chain(control.parked.iter().map(|(_, fd)| fd));
+        let fds = control.lanes.iter().map(|lane| &lane.fd).chain(control.parked.iter().map(|(_, fd, _)| fd));
         let ours: Vec<u64> = fds.filter_map(|fd| sock::inode(fd.as_fd()).ok()).collect();
         let Some(who) = port_owner::find_foreign(&self.addr, &ours) else { return Ok(()) };
         let message = format!("{} is also bound by {who}: adding a lane needs eBPF", self.addr);
@@ -202,11 +202,18 @@ impl Shared {
     }
 
     /// Makes a lane of a bound socket, and steers to it.
-    fn add(&self, control: &mut Control, slot: Slot, fd: Arc<OwnedFd>) -> Result<(LaneParts, Result<()>)> {
+    fn add(
+        &self,
+        control: &mut Control,
+        slot: Slot,
+        fd: Arc<OwnedFd>,
+        offloads: Offloads,
+    ) -> Result<(LaneParts, Result<()>)> {
         let id = LaneId(control.next_id);
         let lane_shared = Arc::new(LaneShared {
             id,
             slot,
+            offloads,
             cpu: self.cpus.get(id.0 as usize % self.cpus.len().max(1)).copied(),
             cells: Cells::new(),
             state: AtomicU8::new(OPEN),
@@ -216,7 +223,7 @@ impl Shared {
             fd,
         });
         let load = control.steer.load_words();
-        let (config, addr, caps) = (&self.config, &self.addr, Capabilities::of(&self.config));
+        let (config, addr, caps) = (&self.config, &self.addr, Capabilities::of(&self.config, offloads));
         let new = NewLane { config, addr, caps, lane: &lane_shared, load };
         let io = Arc::clone(&self.engine).new_lane(new)?;
         control.next_id += 1;

@@ -89,7 +89,7 @@ impl Shared {
             control.parked.clear();
             control.steer.close();
         } else if reusable && control.steer.needs_parking() {
-            control.parked.push((lane.slot, Arc::clone(&lane.fd)));
+            control.parked.push((lane.slot, Arc::clone(&lane.fd), lane.offloads));
         }
         drop(control);
         if is_last {

@@ -3,6 +3,16 @@
 //! The buffers belong to the lane. A batch borrows them, and so does every datagram and payload.
 //! The next receive borrows the lane mutably, so no payload can be read after it was overwritten.
 //! A GRO message is split into its datagrams, each a slice of the one buffer.
+//!
+//! A [`Datagram`] has a [`RecvMeta`], whatever the engine. It has two forms, each the one in which
+//! the metadata arrived: addresses and control messages, or headers. With one form, each datagram
+//! would be converted, also for an application that reads only payloads.
+//!
+//! | other types | why they are not `RecvMeta` |
+//! |---|---|
+//! | [`Message`], [`Ancillary`] | a message may be several datagrams (GRO). How many follows from the control messages, so these are parsed when the message is received |
+//! | [`Messages`], [`Frames`] | the buffers of a whole batch, by engine |
+//! | [`Headers`] | part of one of the forms: what `manylane-wire` parses, and writes replies from |
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 use std::time::SystemTime;
@@ -10,11 +20,12 @@ use std::time::SystemTime;
 use manylane_sys::addr::{SockAddr, Source, in_socket_family};
 use manylane_sys::control::Ancillary;
 use manylane_sys::mmsg::Message;
+use manylane_wire::datagram::Datagram as Headers;
 
 use super::RecvSummary;
 #[cfg(test)]
 use super::faults::DatagramCopy;
-use super::frames::{Frames, Meta};
+use super::frames::Frames;
 use super::messages::Messages;
 
 /// The ECN codepoint: the two low bits of the type of service (RFC 3168, section 5).
@@ -52,7 +63,8 @@ pub struct Batch<'a> {
     messages: usize,
     datagrams: usize,
     next: usize,
-    gro_message: Option<GroMessage<'a>>,
+    /// The remainder of the GRO message that is being split.
+    gro_rest: Option<(Message<'a>, &'a Ancillary)>,
 }
 
 /// Location of a batch's bytes.
@@ -68,20 +80,10 @@ pub(crate) enum Origin<'a> {
     Copies(&'a [DatagramCopy]),
 }
 
-/// The remainder of the GRO message that is being split.
-struct GroMessage<'a> {
-    remaining: &'a [u8],
-    segment_size: usize,
-    /// Bytes truncated from its end.
-    truncated: usize,
-    peer: &'a SockAddr,
-    ancillary: &'a Ancillary,
-}
-
 impl<'a> Batch<'a> {
     pub(crate) fn new(origin: Origin<'a>, bound_addr: &'a SocketAddr, summary: RecvSummary) -> Self {
         let RecvSummary { messages, datagrams, .. } = summary;
-        Self { origin, bound_addr, messages, datagrams, next: 0, gro_message: None }
+        Self { origin, bound_addr, messages, datagrams, next: 0, gro_rest: None }
     }
 
     /// Datagrams that the iterator has not returned yet.
@@ -104,33 +106,29 @@ impl<'a> Batch<'a> {
 
     /// The next datagram of a GRO message.
     fn next_segment(&mut self) -> Option<Datagram<'a>> {
-        let message = self.gro_message.as_mut()?;
+        let (message, ancillary) = self.gro_rest.as_mut()?;
         self.datagrams -= 1;
-        let (peer, ancillary) = (message.peer, message.ancillary);
-        let (payload, full_len) = match message.remaining.split_at_checked(message.segment_size) {
+        let Message { data, full_len, peer, .. } = *message;
+        let meta = RecvMeta::Message { peer, ancillary };
+        let segment = usize::from(ancillary.segment_size);
+        let (payload, full_len) = match data.split_at_checked(segment) {
             Some((payload, rest)) if !rest.is_empty() => {
-                message.remaining = rest;
-                (payload, payload.len())
+                (message.data, message.full_len) = (rest, full_len - segment);
+                (payload, segment)
             }
             _ => {
-                let (payload, cut) = (message.remaining, message.truncated);
-                self.gro_message = None;
-                (payload, payload.len() + cut)
+                self.gro_rest = None;
+                (data, full_len)
             }
         };
-        Some(Datagram {
-            payload,
-            full_len,
-            meta: DatagramMeta::Message { peer, ancillary },
-            bound_addr: self.bound_addr,
-        })
+        Some(Datagram { payload, full_len, meta, bound_addr: self.bound_addr })
     }
 
     /// The next datagram of a batch of messages. A message without control messages is one
     /// datagram.
     #[inline]
     fn next_message(&mut self, ring: Messages<'a>, ancillary: &'a [Ancillary]) -> Option<Datagram<'a>> {
-        if self.gro_message.is_some() {
+        if self.gro_rest.is_some() {
             return self.next_segment();
         }
         if self.next == self.messages {
@@ -143,7 +141,7 @@ impl<'a> Batch<'a> {
         let Message { data, full_len, peer, .. } = message;
         self.next += 1;
         self.datagrams -= 1;
-        let meta = DatagramMeta::Message { peer, ancillary: &NO_ANCILLARY };
+        let meta = RecvMeta::Message { peer, ancillary: &NO_ANCILLARY };
         Some(Datagram { payload: data, full_len, meta, bound_addr: self.bound_addr })
     }
 
@@ -159,16 +157,10 @@ impl<'a> Batch<'a> {
         let segment = usize::from(ancillary.segment_size);
         if segment == 0 || data.len() <= segment {
             self.datagrams -= 1;
-            let meta = DatagramMeta::Message { peer, ancillary };
+            let meta = RecvMeta::Message { peer, ancillary };
             return Some(Datagram { payload: data, full_len, meta, bound_addr: self.bound_addr });
         }
-        self.gro_message = Some(GroMessage {
-            remaining: data,
-            segment_size: segment,
-            truncated: full_len - data.len(),
-            peer,
-            ancillary,
-        });
+        self.gro_rest = Some((message, ancillary));
         self.next_segment()
     }
 
@@ -178,11 +170,11 @@ impl<'a> Batch<'a> {
         let packet = frames.next_valid(self.next)?;
         self.next = packet.index + 1;
         self.datagrams -= 1;
-        let meta = frames.meta(&packet);
+        let headers = frames.headers(&packet);
         Some(Datagram {
             payload: packet.payload(),
-            full_len: meta.datagram.len.into(),
-            meta: DatagramMeta::Frame(meta, frames.ecn),
+            full_len: headers.len.into(),
+            meta: RecvMeta::Frame { index: packet.index as u32, headers, ecn: frames.ecn },
             bound_addr: self.bound_addr,
         })
     }
@@ -195,7 +187,7 @@ impl<'a> Batch<'a> {
         let DatagramCopy { payload, full_len, peer, ancillary } = &copies[self.next];
         self.next += 1;
         self.datagrams -= 1;
-        let meta = DatagramMeta::Message { peer, ancillary };
+        let meta = RecvMeta::Message { peer, ancillary };
         Some(Datagram { payload, full_len: *full_len, meta, bound_addr: self.bound_addr })
     }
 }
@@ -225,13 +217,13 @@ impl ExactSizeIterator for Batch<'_> {}
 pub struct Datagram<'a> {
     payload: &'a [u8],
     full_len: usize,
-    meta: DatagramMeta<'a>,
+    meta: RecvMeta<'a>,
     bound_addr: &'a SocketAddr,
 }
 
-/// Metadata of a datagram, in the form in which it arrived.
+/// Metadata of a received datagram, in the form in which it arrived.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum DatagramMeta<'a> {
+pub(crate) enum RecvMeta<'a> {
     /// From the kernel socket.
     Message {
         /// Source address.
@@ -239,9 +231,15 @@ pub(crate) enum DatagramMeta<'a> {
         /// Ancillary data.
         ancillary: &'a Ancillary,
     },
-    /// The parsed headers, and whether the application wants ECN. By value, because a reply may
-    /// overwrite the frame's headers.
-    Frame(Meta, bool),
+    /// In a frame of a queue.
+    Frame {
+        /// Index in the batch.
+        index: u32,
+        /// The parsed headers. By value, because a reply may overwrite those of the frame.
+        headers: Headers,
+        /// True if the application wants ECN.
+        ecn: bool,
+    },
 }
 
 impl<'a> Datagram<'a> {
@@ -269,10 +267,10 @@ impl<'a> Datagram<'a> {
     pub fn peer(&self) -> SocketAddr {
         match self.meta {
             // The kernel fills in the address of every datagram of an IP socket.
-            DatagramMeta::Message { peer, .. } => {
+            RecvMeta::Message { peer, .. } => {
                 peer.to_std().unwrap_or(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0))
             }
-            DatagramMeta::Frame(Meta { datagram, .. }, _) => self.in_socket_family(datagram.source()),
+            RecvMeta::Frame { headers, .. } => self.in_socket_family(headers.source()),
         }
     }
 
@@ -283,7 +281,7 @@ impl<'a> Datagram<'a> {
     pub fn local(&self) -> SocketAddr {
         let port = self.bound_addr.port();
         match self.meta {
-            DatagramMeta::Message { ancillary, .. } => match ancillary.local {
+            RecvMeta::Message { ancillary, .. } => match ancillary.local {
                 Some(Source { ip: IpAddr::V6(ip), interface }) => {
                     SocketAddrV6::new(ip, port, 0, interface).into()
                 }
@@ -291,8 +289,8 @@ impl<'a> Datagram<'a> {
                 None => *self.bound_addr,
             },
             // Never link-local: the companion receives those.
-            DatagramMeta::Frame(meta, _) => {
-                SocketAddr::new(self.in_socket_family(meta.datagram.destination()).ip(), port)
+            RecvMeta::Frame { headers, .. } => {
+                SocketAddr::new(self.in_socket_family(headers.destination()).ip(), port)
             }
         }
     }
@@ -301,8 +299,8 @@ impl<'a> Datagram<'a> {
     #[must_use]
     pub fn ecn(&self) -> Option<Ecn> {
         let tos = match self.meta {
-            DatagramMeta::Message { ancillary, .. } => ancillary.tos,
-            DatagramMeta::Frame(meta, ecn) => ecn.then_some(meta.datagram.traffic_class),
+            RecvMeta::Message { ancillary, .. } => ancillary.tos,
+            RecvMeta::Frame { headers, ecn, .. } => ecn.then_some(headers.traffic_class),
         };
         tos.map(Ecn::from_tos)
     }
@@ -312,13 +310,13 @@ impl<'a> Datagram<'a> {
     #[must_use]
     pub fn timestamp(&self) -> Option<SystemTime> {
         match self.meta {
-            DatagramMeta::Message { ancillary, .. } => ancillary.timestamp,
-            DatagramMeta::Frame(..) => None,
+            RecvMeta::Message { ancillary, .. } => ancillary.timestamp,
+            RecvMeta::Frame { .. } => None,
         }
     }
 
     #[inline]
-    pub(crate) fn meta(&self) -> &DatagramMeta<'a> {
+    pub(crate) fn meta(&self) -> &RecvMeta<'a> {
         &self.meta
     }
 
@@ -326,8 +324,8 @@ impl<'a> Datagram<'a> {
     #[inline]
     pub(crate) fn raw_peer(&self) -> SockAddr {
         match self.meta {
-            DatagramMeta::Message { peer, .. } => *peer,
-            DatagramMeta::Frame(..) => self.peer().into(),
+            RecvMeta::Message { peer, .. } => *peer,
+            RecvMeta::Frame { .. } => self.peer().into(),
         }
     }
 
@@ -336,9 +334,9 @@ impl<'a> Datagram<'a> {
     #[inline]
     pub(crate) fn source(&self) -> Option<Source> {
         let source = match self.meta {
-            DatagramMeta::Message { ancillary, .. } => ancillary.local,
-            DatagramMeta::Frame(meta, _) => {
-                Some(Source { ip: self.in_socket_family(meta.datagram.destination()).ip(), interface: 0 })
+            RecvMeta::Message { ancillary, .. } => ancillary.local,
+            RecvMeta::Frame { headers, .. } => {
+                Some(Source { ip: self.in_socket_family(headers.destination()).ip(), interface: 0 })
             }
         };
         source.filter(|source| !source.ip.is_multicast())

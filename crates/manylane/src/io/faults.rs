@@ -31,9 +31,10 @@ use manylane_sys::mmsg::{SendOptions, SendRing};
 use self::state::Fate;
 pub(crate) use self::state::{Direction, Faults};
 pub(super) use self::transport::FaultTransport;
-use super::batch::{Batch, Datagram, DatagramMeta, Origin};
+use super::batch::{Batch, Datagram, Origin, RecvMeta};
 use super::{
-    FilterHandle, Io, LaneIo, NewLane, Parts, RecvSummary, Replies, SocketEngine, Transport, XdpQueue, lock,
+    Capabilities, FilterHandle, Io, LaneIo, NewLane, Parts, RecvSummary, Replies, SocketEngine, Transport,
+    XdpQueue, lock,
 };
 use crate::config::Config;
 use crate::counters::{Count, LaneId};
@@ -140,10 +141,10 @@ pub(crate) struct DatagramCopy {
 impl DatagramCopy {
     fn of(datagram: &Datagram<'_>) -> Self {
         let ancillary = match *datagram.meta() {
-            DatagramMeta::Message { ancillary, .. } => Ancillary { segment_size: 0, ..*ancillary },
-            DatagramMeta::Frame(meta, ecn) => Ancillary {
+            RecvMeta::Message { ancillary, .. } => Ancillary { segment_size: 0, ..*ancillary },
+            RecvMeta::Frame { headers, ecn, .. } => Ancillary {
                 local: datagram.source(),
-                tos: ecn.then_some(meta.datagram.traffic_class),
+                tos: ecn.then_some(headers.traffic_class),
                 ..Ancillary::default()
             },
         };
@@ -233,6 +234,10 @@ impl FaultIo {
 }
 
 impl LaneIo for FaultIo {
+    fn capabilities(&self) -> Capabilities {
+        self.engine.capabilities()
+    }
+
     fn recv(&mut self) -> Result<RecvSummary> {
         self.recv_by(Io::recv)
     }

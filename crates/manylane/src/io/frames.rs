@@ -4,15 +4,6 @@ use manylane_sys::xsk::{PacketRef, Payloads};
 use manylane_wire::datagram::Datagram;
 use manylane_wire::rx_hint::{HEADERS_LEN_V4, HEADERS_LEN_V6};
 
-/// Metadata of one packet of a batch from a queue.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Meta {
-    /// Index in the batch.
-    pub(crate) index: u32,
-    /// Its parsed headers.
-    pub(crate) datagram: Datagram,
-}
-
 /// A batch from a queue.
 #[derive(Clone, Copy)]
 pub(crate) struct Frames<'a> {
@@ -30,15 +21,14 @@ impl<'a> Frames<'a> {
         self.payloads.next_with_header(index)
     }
 
-    /// Metadata of a valid packet. With an rx hint, its headers are parsed here; inlining removes
-    /// that if the caller ignores the result.
+    /// Headers of a valid packet. With an rx hint, they are parsed here; inlining removes that if
+    /// the caller ignores the result.
     #[inline]
-    pub(crate) fn meta(&self, packet: &PacketRef<'a>) -> Meta {
+    pub(crate) fn headers(&self, packet: &PacketRef<'a>) -> Datagram {
         let hinted = match packet.header::<HEADERS_LEN_V4>() {
             Some(head) => Datagram::from_hint_v4(&head),
             None => packet.header::<HEADERS_LEN_V6>().and_then(|head| Datagram::from_hint_v6(&head)),
         };
-        let datagram = hinted.or_else(|| self.parsed.get(packet.index).copied()).unwrap_or_default();
-        Meta { index: packet.index as u32, datagram }
+        hinted.or_else(|| self.parsed.get(packet.index).copied()).unwrap_or_default()
     }
 }

@@ -12,6 +12,7 @@ use manylane_sys::sock::{self, Buffer, Flag};
 use super::Capabilities;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
+use crate::lane_shared::Offloads;
 use crate::port_owner;
 
 /// Sharing of the port of a lane's socket.
@@ -25,7 +26,7 @@ pub(crate) enum PortSharing {
 
 /// Opens and binds the socket of one lane, with every option set before the first datagram can
 /// reach it.
-pub(crate) fn open(config: &Config, addr: &SocketAddr, join: PortSharing) -> Result<(OwnedFd, Capabilities)> {
+pub(crate) fn open(config: &Config, addr: &SocketAddr, join: PortSharing) -> Result<(OwnedFd, Offloads)> {
     let fd = sock::open(addr).map_err(|err| Error::system("opening a lane's socket", err))?;
     let socket = fd.as_fd();
     let set = |flag: Flag, on: bool| {
@@ -59,13 +60,15 @@ pub(crate) fn open(config: &Config, addr: &SocketAddr, join: PortSharing) -> Res
     }
     set_buffer(socket, Buffer::Receive, config.recv_buffer)?;
     set_buffer(socket, Buffer::Send, config.send_buffer)?;
-    let gro = config.gro && sock::set_flag(socket, Flag::Gro, true).is_ok();
-    let gso = config.gso && sock::supports_gso(socket);
+    let offloads = Offloads {
+        gro: config.gro && sock::set_flag(socket, Flag::Gro, true).is_ok(),
+        gso: config.gso && sock::supports_gso(socket),
+    };
     if join == PortSharing::ReusePort {
         set(Flag::ReusePort, true)?;
     }
     bind(socket, addr, config.only_v6)?;
-    Ok((fd, Capabilities { gro, gso, ..Capabilities::of(config) }))
+    Ok((fd, offloads))
 }
 
 /// Sets a buffer to the requested size, or returns an error that names the limit.
@@ -113,6 +116,6 @@ fn bind_error(addr: &SocketAddr, err: io::Error) -> Error {
 }
 
 /// True if the kernel adds control messages to the messages of a socket.
-pub(super) fn needs_ancillary(config: &Config, addr: &SocketAddr) -> bool {
-    config.gro || config.ecn || config.timestamps || addr.ip().is_unspecified()
+pub(super) fn needs_ancillary(config: &Config, caps: Capabilities, addr: &SocketAddr) -> bool {
+    caps.gro || caps.timestamps || config.ecn || addr.ip().is_unspecified()
 }

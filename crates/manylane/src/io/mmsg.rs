@@ -23,7 +23,7 @@ use super::batch::{Batch, Origin};
 use super::kernel_socket::needs_ancillary;
 use super::messages::Messages;
 use super::socket_queue::{LoadWords, RecvMessages, SocketQueue};
-use super::{Io, LaneIo, NewLane, Parts, RecvSummary, Replies, SocketEngine, Transport};
+use super::{Capabilities, Io, LaneIo, NewLane, Parts, RecvSummary, Replies, SocketEngine, Transport};
 use crate::config::Config;
 use crate::counters::Count;
 use crate::error::{Error, Result};
@@ -53,6 +53,7 @@ pub(crate) struct MmsgIo {
     pub(super) queue: SocketQueue,
     recv: MmsgRecv,
     send: SendRing,
+    caps: Capabilities,
 }
 
 /// Headers and buffers for `recvmmsg`.
@@ -103,18 +104,22 @@ impl MmsgIo {
         let NewLane { config, addr, caps, lane, load } = new;
         let load = load.map(|words| LoadWords::new(words, lane));
         let queue = SocketQueue::new(Arc::clone(lane), caps.batch, config.drop_policy, load);
-        let control = needs_ancillary(config, addr);
+        let control = needs_ancillary(config, caps, addr);
         // One byte more than the largest datagram, so that only a larger one counts as truncated.
         let options = RecvOptions { batch: caps.batch, buffer: caps.datagram_size, control };
         let memory = |err| Error::system("allocating buffers of a lane", err);
         let ring = RecvRing::new(options).map_err(memory)?;
         let ancillary = vec![Ancillary::default(); if control { caps.batch } else { 0 }].into();
         let send = SendRing::new(SendOptions { batch: caps.batch, gso: caps.gso }).map_err(memory)?;
-        Ok(Self { queue, recv: MmsgRecv { ring, ancillary, timeout: None }, send })
+        Ok(Self { queue, recv: MmsgRecv { ring, ancillary, timeout: None }, send, caps })
     }
 }
 
 impl LaneIo for MmsgIo {
+    fn capabilities(&self) -> Capabilities {
+        self.caps
+    }
+
     #[inline]
     fn recv(&mut self) -> Result<RecvSummary> {
         self.queue.recv(&mut self.recv, None).map_err(|err| self.queue.recv_error(err))
@@ -171,7 +176,7 @@ mod tests {
 
     use super::*;
     use crate::counters::{Cells, LaneId};
-    use crate::lane_shared::OPEN;
+    use crate::lane_shared::{OPEN, Offloads};
 
     #[test]
     fn loopback_a_receive_bounds_its_wait_and_saves_calls() {
@@ -180,6 +185,7 @@ mod tests {
             id: LaneId(0),
             slot: 0,
             fd: Arc::new(socket.try_clone().unwrap().into()),
+            offloads: Offloads { gro: false, gso: false },
             cpu: None,
             cells: Cells::new(),
             state: AtomicU8::new(OPEN),

@@ -1,6 +1,6 @@
 //! Engines: how a lane talks to the kernel. Each engine is one file or folder with the same few
-//! operations. Only this file, [`probe`](crate::probe()) and the option [`Engine`] know which
-//! engines there are.
+//! operations. Only this file, the enums of their bytes ([`messages`], [`batch`]) and send paths
+//! ([`bypass`]), [`probe`](crate::probe()) and the option [`Engine`] know which engines there are.
 //!
 //! | file | what it holds |
 //! |---|---|
@@ -10,7 +10,7 @@
 //! | [`kernel_socket`] | the kernel socket of a lane: its options, and binding it |
 //! | [`orphaned_sockets`] | sockets that the kernel holds after their lanes were closed |
 //! | [`socket_engine`] | what the lanes of a socket share of their engine |
-//! | [`transport`] | where replies go: through the kernel socket |
+//! | [`bypass`], [`transport`] | where replies go: past the kernel's stack, or through the kernel socket |
 //! | [`filter`] | limits and prefixes, in the maps of XDP programs |
 //! | [`socket_queue`] | what `mmsg` and `uring` share: the load words that steering reads, head drops |
 //! | [`messages`], [`frames`] | the bytes of a batch, in the buffers that the engine received them into |
@@ -28,6 +28,7 @@
 
 pub(crate) mod batch;
 mod bpf_error;
+mod bypass;
 #[cfg(test)]
 pub(crate) mod faults;
 mod filter;
@@ -59,16 +60,18 @@ use self::uring::UringIo;
 use self::xdp::{XdpControl, XdpIo};
 use crate::config::{Config, DATAGRAM_SIZE_MAX, Engine, FILTER_REFUSED};
 use crate::error::{Error, ErrorKind, Result};
+use crate::lane_shared::Offloads;
 
+pub(crate) use self::bypass::Bypass;
 pub use self::filter::FilterHandle;
 pub use self::socket_engine::XdpQueue;
 pub(crate) use self::socket_engine::{NewLane, SocketEngine};
 pub(crate) use self::transport::{Replies, Transport};
 pub use self::xdp::leasing::{LeasedRing, LeasedRings, Lessor};
-// One engine has a send path of its own. A second one makes this an enum.
-pub(crate) use self::xdp::send::XdpSender as Bypass;
 
-/// Capabilities of an engine on this socket. Code tests these, never which engine it is.
+/// What an engine was granted on a lane, which may be less than the options ask for. Code tests
+/// these, never which engine it is: an engine sizes its buffers by those of its kernel socket, the
+/// waits of a lane read `batch`, and `manylane echo` shows `gro` and `gso`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
@@ -76,20 +79,35 @@ pub struct Capabilities {
     pub batch: usize,
     /// Size of the largest datagram that is received whole, in bytes.
     pub datagram_size: usize,
-    /// GRO: several datagrams may be received as one message.
+    /// GRO: several datagrams may be received as one message. Never by queues of engine `xdp`, but
+    /// its companion may do so.
     pub gro: bool,
-    /// GSO: consecutive replies may be sent as one message.
+    /// GSO: consecutive replies may be sent as one message. Of `xdp`, again only the companion may
+    /// do so. A device can still refuse such a message, which `gso_fallbacks` counts.
     pub gso: bool,
-    /// Datagrams carry a time stamp of the kernel.
+    /// Each datagram has a time stamp of the kernel.
     pub timestamps: bool,
 }
 
 impl Capabilities {
-    /// Those that the options ask for. The kernel may refuse GRO and GSO.
-    pub(crate) fn of(config: &Config) -> Self {
-        let Config { batch, gro, gso, timestamps, .. } = *config;
+    /// Those of a kernel socket that was granted `offloads`. The kernel cannot refuse the others:
+    /// without them, the socket does not open.
+    pub(crate) fn of(config: &Config, offloads: Offloads) -> Self {
+        let Offloads { gro, gso } = offloads;
+        let Config { batch, timestamps, .. } = *config;
         let datagram_size = if gro { DATAGRAM_SIZE_MAX } else { config.datagram_size };
         Self { batch, datagram_size, gro, gso, timestamps }
+    }
+
+    /// Of each value, the weaker one.
+    pub(crate) fn weakest(self, other: Self) -> Self {
+        Self {
+            batch: self.batch.min(other.batch),
+            datagram_size: self.datagram_size.min(other.datagram_size),
+            gro: self.gro && other.gro,
+            gso: self.gso && other.gso,
+            timestamps: self.timestamps && other.timestamps,
+        }
     }
 }
 
@@ -156,6 +174,9 @@ pub(crate) enum Io {
 
 /// Operations of a lane's engine. The defaults are for engines without special needs.
 trait LaneIo {
+    /// What the lane was granted; the same for its life.
+    fn capabilities(&self) -> Capabilities;
+
     /// Receives a batch of queued datagrams; it may be empty.
     fn recv(&mut self) -> Result<RecvSummary>;
 
@@ -244,6 +265,7 @@ macro_rules! dispatch {
 }
 
 dispatch! {
+    fn capabilities(self: &Self) -> Capabilities;
     fn recv(self: &mut Self) -> Result<RecvSummary>;
     fn recv_more(self: &mut Self) -> Result<RecvSummary>;
     fn poll(self: &mut Self, number: u32) -> Result<RecvSummary>;

@@ -30,7 +30,7 @@ pub(crate) use self::network::{Network, Packet, Sent};
 use super::batch::{Batch, Origin};
 use super::messages::Messages;
 use super::socket_queue::{RecvMessages, SKB_TRUESIZE_MIN, SocketQueue};
-use super::{Io, LaneIo, NewLane, Parts, RecvSummary, Replies, SocketEngine, Transport, lock};
+use super::{Capabilities, Io, LaneIo, NewLane, Parts, RecvSummary, Replies, SocketEngine, Transport, lock};
 use crate::counters::{Count, LaneId};
 use crate::error::{Error, Result};
 use crate::lane_shared::LaneShared;
@@ -72,7 +72,7 @@ impl SocketEngine for Sim {
             ancillary: vec![Ancillary::default(); caps.batch].into(),
         };
         let queue = SocketQueue::new(Arc::clone(lane), caps.batch, config.drop_policy, None);
-        Ok(Io::Sim(SimIo { queue, recv, send }))
+        Ok(Io::Sim(SimIo { queue, recv, send, caps }))
     }
 
     fn shut_down(&self, lane: LaneId) {
@@ -118,6 +118,7 @@ pub(crate) struct SimIo {
     queue: SocketQueue,
     recv: SimRecv,
     send: SendRing,
+    caps: Capabilities,
 }
 
 /// Receives from the network of a lane.
@@ -164,6 +165,10 @@ impl SimIo {
 }
 
 impl LaneIo for SimIo {
+    fn capabilities(&self) -> Capabilities {
+        self.caps
+    }
+
     fn recv(&mut self) -> Result<RecvSummary> {
         self.queue.recv(&mut self.recv, None).map_err(|err| self.queue.recv_error(err))
     }

@@ -107,6 +107,7 @@ pub(crate) struct NewLane<'a> {
     pub(crate) config: &'a Config,
     /// The bound address.
     pub(crate) addr: &'a SocketAddr,
+    /// Those of its kernel socket.
     pub(crate) caps: Capabilities,
     pub(crate) lane: &'a Arc<LaneShared>,
     /// Words for its load, if steering reads them.

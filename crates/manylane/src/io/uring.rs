@@ -225,6 +225,11 @@ impl UringIo {
 }
 
 impl LaneIo for UringIo {
+    /// Those of the socket: the ring receives whatever the socket delivers.
+    fn capabilities(&self) -> Capabilities {
+        self.socket.capabilities()
+    }
+
     #[inline]
     fn recv(&mut self) -> Result<RecvSummary> {
         self.recv_within(None)
@@ -314,7 +319,7 @@ impl RecvMessages for UringRing {
 
 impl UringRing {
     fn new(config: &Config, caps: Capabilities) -> Result<Self> {
-        let control = needs_ancillary(config, &config.addr);
+        let control = needs_ancillary(config, caps, &config.addr);
         let options = UringOptions { buffer: caps.datagram_size, ..options(config, control) };
         let mut recv = UringRecv::new(options).map_err(failed)?;
         if let Some(time) = config.wait.busy_poll_time() {

@@ -29,9 +29,9 @@ pub(super) struct Waiter {
 }
 
 impl Waiter {
-    /// For a lane that receives at most `batch` messages at a time.
-    pub(super) fn new(policy: WaitPolicy, io: &Io, batch: usize) -> Self {
-        let (opened, coalesce) = (io.now(), RxCoalesce::new(Duration::ZERO, batch, io.recv_capacity()));
+    pub(super) fn new(policy: WaitPolicy, io: &Io) -> Self {
+        let (batch, opened) = (io.capabilities().batch, io.now());
+        let coalesce = RxCoalesce::new(Duration::ZERO, batch, io.recv_capacity());
         Self { governor: WaitGovernor::new(policy), opened, is_low_latency: false, coalesce }
     }
 

@@ -22,6 +22,7 @@ use crate::error::Result;
 use crate::group::Shared;
 use crate::io::{Capabilities, XdpQueue};
 use crate::lane::Lane;
+use crate::lane_shared::Offloads;
 use crate::steer::EffectiveSteering;
 use crate::wait::EffectiveWait;
 
@@ -98,10 +99,14 @@ impl Socket {
         self.handle().steering()
     }
 
-    /// Capabilities of the engine on this socket.
+    /// What the engine was granted on all lanes that the socket was opened with: where they
+    /// differ, the weakest value. A lane that is added later has its own:
+    /// [`Lane::capabilities`].
     #[must_use]
     pub fn capabilities(&self) -> Capabilities {
-        Capabilities::of(&self.shared.config)
+        let config = &self.shared.config;
+        let asked = Capabilities::of(config, Offloads { gro: config.gro, gso: config.gso });
+        self.lanes.iter().map(Lane::capabilities).fold(asked, Capabilities::weakest)
     }
 
     /// A handle for other threads: counters, adding and removing lanes, stopping.
@@ -114,5 +119,43 @@ impl Socket {
     #[must_use]
     pub fn into_lanes(self) -> Vec<Lane> {
         self.lanes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use manylane_test_support::seccomp::{self, Syscall};
+
+    use super::*;
+
+    /// `UDP_GRO`; missing in rustix.
+    const UDP_GRO: u32 = 104;
+
+    #[test]
+    fn loopback_a_refused_capability_is_not_reported() {
+        // A thread of its own: the seccomp filter ends with it.
+        let test = || {
+            let open = || Builder::new("127.0.0.1:0").unwrap().lanes(1).open().unwrap();
+            let mut socket = open();
+            let granted = socket.capabilities();
+            assert_eq!(socket.lanes[0].capabilities(), granted);
+            assert!(granted.gro && granted.gso);
+            seccomp::forbid(Syscall::SetSocketOption(UDP_GRO)).unwrap();
+            let later = socket.handle().open_lane().unwrap();
+            assert_eq!(later.capabilities(), Capabilities { gro: false, ..granted });
+            // The lanes of a socket differ, so it reports the weakest.
+            socket.lanes.push(later);
+            assert_eq!(socket.lanes[0].capabilities(), granted);
+            assert_eq!(socket.capabilities(), Capabilities { gro: false, ..granted });
+            // A lane that takes over a parked socket has what that was granted.
+            drop(socket.lanes.pop());
+            let parked = socket.handle().open_lane().unwrap();
+            assert!(!parked.capabilities().gro && socket.capabilities().gro);
+            drop(parked);
+            assert!(!open().capabilities().gro);
+        };
+        thread::spawn(test).join().unwrap();
     }
 }

@@ -59,15 +59,14 @@ fn open(mut config: Config) -> Result<Socket> {
     (config.wait, config.wait_fallback) = (waiting.policy, waiting.reason);
     let steer = Steer::new(config.steering, config.steering_backend, config.reuse_port)?;
     let join = if config.reuse_port { PortSharing::ReusePort } else { PortSharing::Exclusive };
-    let (first, caps) = kernel_socket::open(&config, &config.addr, join)?;
+    let (first, offloads) = kernel_socket::open(&config, &config.addr, join)?;
     let addr =
         sock::local_addr(first.as_fd()).map_err(|err| Error::system("reading the bound address", err))?;
-    (config.gro, config.gso) = (caps.gro, caps.gso);
     let lanes = config.lanes;
     let engine = io::open(&config, addr)?;
     let shared = Arc::new(Shared::new(config, addr, cpus, steer, engine));
     let mut socket = Socket { lanes: Vec::with_capacity(lanes), server: Arc::new(Server::default()), shared };
-    let first = make_lane(&socket.shared, socket.shared.add_open(first)?)?;
+    let first = make_lane(&socket.shared, socket.shared.add_open(first, offloads)?)?;
     socket.lanes.push(first);
     for at in 1..lanes {
         let named = |err: Error| Error::with(err.kind(), format!("lane {} of {lanes}: {err}", at + 1), err);

@@ -24,7 +24,7 @@ pub(crate) mod leasing;
 mod mailbox;
 mod round_robin;
 mod route;
-pub(crate) mod send;
+pub(super) mod send;
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -98,21 +98,20 @@ pub(crate) struct XdpIo {
     queues: LaneQueues,
     companion: MmsgIo,
     lane: Arc<LaneShared>,
-    caps: Capabilities,
     drop_policy: DropPolicy,
 }
 
 impl XdpIo {
     fn new(control: Arc<XdpControl>, new: NewLane<'_>) -> Result<Self> {
-        let (lane, caps, drop_policy) = (Arc::clone(new.lane), new.caps, new.config.drop_policy);
+        let (lane, drop_policy) = (Arc::clone(new.lane), new.config.drop_policy);
         let companion = MmsgIo::new(new)?;
         let queues = LaneQueues::new(control, lane.id, lane.fd.as_fd())?;
-        Ok(Self { queues, companion, lane, caps, drop_policy })
+        Ok(Self { queues, companion, lane, drop_policy })
     }
 
     #[inline]
     fn recv_from_queues(&mut self) -> RecvSummary {
-        let Capabilities { batch, datagram_size, .. } = self.caps;
+        let Capabilities { batch, datagram_size, .. } = self.companion.capabilities();
         let cells = &self.lane.cells;
         let summary = self.queues.receive(batch, datagram_size, self.drop_policy, cells);
         self.queues.publish_backlog(cells);
@@ -124,6 +123,12 @@ impl XdpIo {
 }
 
 impl LaneIo for XdpIo {
+    /// A frame of a queue is one datagram, in both directions. GRO and GSO are only those of the
+    /// companion.
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { gro: false, gso: false, ..self.companion.capabilities() }
+    }
+
     /// Receives a batch from a queue that has frames, else from the companion.
     #[inline]
     fn recv(&mut self) -> Result<RecvSummary> {
@@ -178,9 +183,9 @@ impl LaneIo for XdpIo {
     #[inline]
     fn split<'a>(&'a mut self, summary: RecvSummary, bound: &'a SocketAddr) -> Parts<'a> {
         let Parts { batch, replies, .. } = self.companion.split(summary, bound);
-        let (frames, bypass) = self.queues.split();
+        let (frames, sender) = self.queues.split();
         let batch = frames.map_or(batch, |frames| Batch::new(Origin::Frames(frames), bound, summary));
-        Parts { batch, replies, bypass }
+        Parts { batch, replies, bypass: sender.map(Into::into) }
     }
 
     fn readiness(&self) -> BorrowedFd<'_> {

@@ -24,8 +24,7 @@ use manylane_wire::frame::{UdpFrame, ip_udp_len};
 use super::route::Reader;
 use crate::capture::tap::Tap;
 use crate::counters::{Cells, Count};
-use crate::io::batch::{self, DatagramMeta};
-use crate::io::frames::Meta;
+use crate::io::batch::{self, RecvMeta};
 
 /// Length of an Ethernet header with two tags: no longer than the headers of any datagram.
 const LINK_HEADER_MAX: usize = ethernet::HEADER_LEN + 2 * ethernet::TAG_LEN;
@@ -74,8 +73,8 @@ impl<'a> XdpSender<'a> {
     #[inline]
     pub(crate) fn reply(&mut self, request: &batch::Datagram<'_>, payload: &[u8]) -> bool {
         match request.meta() {
-            DatagramMeta::Frame(meta, _) => self.reply_with_copy(meta, payload),
-            DatagramMeta::Message { .. } => {
+            RecvMeta::Frame { index, headers, .. } => self.reply_with_copy(*index as usize, headers, payload),
+            RecvMeta::Message { .. } => {
                 self.send(request.source().map(|source| source.ip), request.peer(), payload)
             }
         }
@@ -85,40 +84,39 @@ impl<'a> XdpSender<'a> {
     #[inline]
     pub(crate) fn reply_borrowed(&mut self, request: &batch::Datagram<'_>, payload: &'a [u8]) -> bool {
         match request.meta() {
-            DatagramMeta::Frame(meta, _) => self.reply_in_place(meta, payload),
-            DatagramMeta::Message { .. } => self.reply(request, payload),
+            RecvMeta::Frame { index, headers, .. } => self.reply_in_place(*index as usize, headers, payload),
+            RecvMeta::Message { .. } => self.reply(request, payload),
         }
     }
 
     /// Replies in the frame of the request, if `payload` is a prefix of its payload; else with a
     /// copy.
-    fn reply_in_place(&mut self, request: &Meta, payload: &'a [u8]) -> bool {
-        let index = request.index as usize;
+    fn reply_in_place(&mut self, index: usize, request: &Datagram, payload: &'a [u8]) -> bool {
         let own = self.sender.payload(index);
         if !std::ptr::eq(own.as_ptr(), payload.as_ptr()) || payload.len() > own.len() {
-            return self.reply_with_copy(request, payload);
+            return self.reply_with_copy(index, request, payload);
         }
-        if let Some(is_sent) = self.try_reply_in_place(request, payload) {
-            return is_sent || self.divert(request.datagram.source());
+        if let Some(is_sent) = self.try_reply_in_place(index, request, payload) {
+            return is_sent || self.divert(request.source());
         }
-        let peer = request.datagram.source();
+        let peer = request.source();
         if self.is_diverted(peer) {
             return false;
         }
-        let Some(plan) = self.plan_reply(request, payload) else { return self.divert(peer) };
+        let Some(plan) = self.plan_reply(index, request, payload) else { return self.divert(peer) };
         let by_device = self.is_checksum_offloaded(payload.len());
         let Some(head) = self.sender.in_place_header_mut(index) else {
-            return self.reply_with_copy(request, payload);
+            return self.reply_with_copy(index, request, payload);
         };
         if head.len() != plan.len() - payload.len() {
-            return self.reply_with_copy(request, payload);
+            return self.reply_with_copy(index, request, payload);
         }
         let written = if by_device {
             plan.write_headers_partial_checksum(head).map(Some)
         } else {
             plan.write_headers(head).map(|()| None)
         };
-        let Ok(left) = written else { return self.reply_with_copy(request, payload) };
+        let Ok(left) = written else { return self.reply_with_copy(index, request, payload) };
         self.push_in_place(index, payload.len(), left) || self.divert(peer)
     }
 
@@ -126,13 +124,12 @@ impl<'a> XdpSender<'a> {
     /// the headers reversed. Returns whether it was sent; none, with nothing changed, if the fast
     /// path does not apply.
     #[inline]
-    fn try_reply_in_place(&mut self, request: &Meta, payload: &'a [u8]) -> Option<bool> {
-        let (datagram, index) = (&request.datagram, request.index as usize);
-        let is_whole = payload.len() == usize::from(datagram.len);
-        let sums = !(is_whole && datagram.can_reuse_checksum());
-        let hop = self.cached_next_hop(datagram, payload.len(), sums)?;
+    fn try_reply_in_place(&mut self, index: usize, request: &Datagram, payload: &'a [u8]) -> Option<bool> {
+        let is_whole = payload.len() == usize::from(request.len);
+        let sums = !(is_whole && request.can_reuse_checksum());
+        let hop = self.cached_next_hop(request, payload.len(), sums)?;
         let head = self.sender.in_place_header_mut(index)?;
-        if !datagram.write_reply_headers(head, Mac(hop.source_mac), Mac(hop.mac), payload, is_whole) {
+        if !request.write_reply_headers(head, Mac(hop.source_mac), Mac(hop.mac), payload, is_whole) {
             return None;
         }
         Some(self.push_in_place(index, payload.len(), None))
@@ -141,10 +138,9 @@ impl<'a> XdpSender<'a> {
     /// Fast path for any other reply: in a new frame, with the bytes before the addresses copied
     /// from the request. Returns as above.
     #[inline]
-    fn try_reply_in_new_frame(&mut self, request: &Meta, payload: &[u8]) -> Option<bool> {
-        let (datagram, index) = (&request.datagram, request.index as usize);
-        let hop = self.cached_next_hop(datagram, payload.len(), true)?;
-        let at = usize::from(datagram.payload_offset);
+    fn try_reply_in_new_frame(&mut self, index: usize, request: &Datagram, payload: &[u8]) -> Option<bool> {
+        let hop = self.cached_next_hop(request, payload.len(), true)?;
+        let at = usize::from(request.payload_offset);
         let link: [u8; LINK_HEADER_MAX] = *self.sender.header(index).first_chunk()?;
         let mut fresh = self.sender.alloc()?;
         let room = self.sender.frame_mut(&mut fresh);
@@ -154,7 +150,7 @@ impl<'a> XdpSender<'a> {
                 *to = link;
             }
             body.copy_from_slice(payload);
-            datagram.write_reply_headers(head, Mac(hop.source_mac), Mac(hop.mac), payload, false)
+            request.write_reply_headers(head, Mac(hop.source_mac), Mac(hop.mac), payload, false)
         });
         if !written {
             self.sender.free(fresh);
@@ -179,15 +175,15 @@ impl<'a> XdpSender<'a> {
     }
 
     /// Replies with a copy of `payload`.
-    fn reply_with_copy(&mut self, request: &Meta, payload: &[u8]) -> bool {
-        if let Some(is_sent) = self.try_reply_in_new_frame(request, payload) {
-            return is_sent || self.divert(request.datagram.source());
+    fn reply_with_copy(&mut self, index: usize, request: &Datagram, payload: &[u8]) -> bool {
+        if let Some(is_sent) = self.try_reply_in_new_frame(index, request, payload) {
+            return is_sent || self.divert(request.source());
         }
-        let peer = request.datagram.source();
+        let peer = request.source();
         if self.is_diverted(peer) {
             return false;
         }
-        let plan = self.plan_reply(request, payload);
+        let plan = self.plan_reply(index, request, payload);
         plan.is_some_and(|plan| self.send_copy(&plan)) || self.divert(peer)
     }
 
@@ -280,14 +276,18 @@ impl<'a> XdpSender<'a> {
         len >= CHECKSUM_OFFLOAD_BYTES_MIN && self.has_tx_checksum && self.sender.has_csum_offload()
     }
 
-    fn plan_reply<'p>(&mut self, request: &Meta, payload: &'p [u8]) -> Option<UdpFrame<'p>> {
-        let Meta { index, datagram, .. } = request;
-        let plan = self.plan(datagram.destination().ip(), datagram.source(), payload, Some(datagram))?;
+    fn plan_reply<'p>(
+        &mut self,
+        index: usize,
+        request: &Datagram,
+        payload: &'p [u8],
+    ) -> Option<UdpFrame<'p>> {
+        let plan = self.plan(request.destination().ip(), request.source(), payload, Some(request))?;
         // A reply has the VLAN tags of its request.
-        let vlans = if usize::from(datagram.payload_offset) == plain_header_len(datagram) {
+        let vlans = if usize::from(request.payload_offset) == plain_header_len(request) {
             [None; 2]
         } else {
-            Ethernet::parse(self.sender.header(*index as usize)).ok()?.0.vlans
+            Ethernet::parse(self.sender.header(index)).ok()?.0.vlans
         };
         Some(UdpFrame { vlans, ..plan })
     }

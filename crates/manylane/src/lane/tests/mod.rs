@@ -21,6 +21,7 @@ use crate::io::faults::{FaultInjector, Faults};
 use crate::io::kernel_socket::{self, PortSharing};
 use crate::io::sim::{POLL_TIME, Packet, Sent, Sim};
 use crate::io::{self, SocketEngine};
+use crate::lane_shared::Offloads;
 use crate::skip;
 use crate::steer::{Steer, Steering, SteeringBackend};
 use crate::wait::WaitPolicy;
@@ -40,11 +41,13 @@ pub(crate) fn lanes_with(
     builder.lanes(count).batch(BATCH).datagram_size(2000);
     change(&mut builder);
     let config = builder.check().unwrap();
+    // The network grants all that is asked for.
+    let offloads = Offloads { gro: config.gro, gso: config.gso };
     let addr = config.addr;
     let shared = Arc::new(Shared::new(config, addr, Vec::new(), steer(), engine.clone()));
     let lane = |_| {
         let no_socket = File::open("/dev/null").unwrap().into();
-        make_lane(&shared, shared.add_open(no_socket).unwrap())
+        make_lane(&shared, shared.add_open(no_socket, offloads).unwrap())
     };
     (0..count).map(lane).collect()
 }
@@ -87,13 +90,12 @@ pub(crate) fn kernel_engines(name: &str) -> Vec<Engine> {
 pub(crate) fn loopback_lane(engine: Engine, seed: u64) -> (Lane, Arc<FaultInjector>, UdpSocket) {
     let mut builder = Builder::new("127.0.0.1:0").unwrap();
     builder.engine(engine).lanes(1).batch(BATCH).rx_coalesce(Duration::ZERO);
-    let mut config = builder.check().unwrap();
-    let (fd, caps) = kernel_socket::open(&config, &config.addr, PortSharing::Exclusive).unwrap();
-    (config.gro, config.gso) = (caps.gro, caps.gso);
+    let config = builder.check().unwrap();
+    let (fd, offloads) = kernel_socket::open(&config, &config.addr, PortSharing::Exclusive).unwrap();
     let addr = sock::local_addr(fd.as_fd()).unwrap();
     let injector = FaultInjector::new(io::open(&config, addr).unwrap(), seed, 1);
     let shared = Arc::new(Shared::new(config, addr, Vec::new(), steer(), injector.clone()));
-    let lane = make_lane(&shared, shared.add_open(fd).unwrap());
+    let lane = make_lane(&shared, shared.add_open(fd, offloads).unwrap());
     let client = UdpSocket::bind("127.0.0.1:0").unwrap();
     client.connect(addr).unwrap();
     client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();

@@ -4,6 +4,14 @@
 //! one that was queried longest ago. A slot is one cache line. A set has a tag of one byte per
 //! slot, which tells whether the slot is worth reading. Readers see a change as soon as it is
 //! made. Nothing is published separately, and nothing is allocated however many peers there are.
+//!
+//! [`NextHops`](manylane_ipc::next_hops::NextHops) is another table of the same [`Slot`], in memory
+//! that a program on lease can write to. So it cannot be this one: each lease has its own, filled
+//! from this one (`leasing/peers.rs`), and garbage in it harms that program alone. Its lanes leave
+//! requests in it and mark the entries that they find, because its writer is another process. Here,
+//! lanes write nothing to the table: they have queues for queries. From these, the writer knows
+//! when each entry was last queried, by which entries expire and are replaced; there it has only
+//! the marks.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::IpAddr;
