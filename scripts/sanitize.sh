@@ -84,7 +84,7 @@ sanitize() { # SANITIZER
     standard_library=(-Zbuild-std)
     RUSTFLAGS+=" --cfg manylane_tsan"
   fi
-  tier "library" --package manylane-sys --package manylane-ipc --package manylane --lib
+  tier "library" --package manylane-sys --package manylane-policy --package manylane-ipc --package manylane --lib
   tier "loopback" --package manylane-tests --test 'loopback*'
   # ThreadSanitizer's detector of deadlocks hangs when a thread holds more than 128 locks: each
   # liveness slot of a thread (liveness.rs) is one, and a test has them all.

@@ -3,8 +3,8 @@
 //! All `unsafe` code of the project is in this crate, except that of the preload library and of
 //! helpers for tests (`manylane-test-support`). Memory that the kernel reads or writes becomes a
 //! checked view once, at the edge; only slices, addresses and numbers leave the crate. It makes no
-//! decisions, except in [`rx_coalesce`], which two libraries share: policy, counters and fallbacks
-//! are theirs.
+//! decisions: policy, counters and fallbacks are those of its users. Decisions that two libraries
+//! share are in `manylane-policy`.
 //!
 //! | module | holds |
 //! |---|---|
@@ -22,7 +22,6 @@
 //! | [`map`] | mappings, and words shared with eBPF programs or other processes |
 //! | [`netlink`] | requests to the kernel by netlink, its replies and its events |
 //! | [`netns`] | network namespaces and their devices |
-//! | [`rx_coalesce`] | whether and how long a lane delays for a larger batch |
 //! | [`tick`] | sleeping to a common beat, milliseconds without a system call, timer slack |
 //! | [`process`] | running in place of a child: its signals, its end |
 //! | [`send_burst`] | sending one datagram many times, as a generator |
@@ -60,7 +59,6 @@ pub mod packet;
 pub mod process;
 #[cfg(any(test, feature = "bench"))]
 pub mod recvfrom;
-pub mod rx_coalesce;
 pub mod send_burst;
 pub mod shared;
 #[cfg(any(test, feature = "bench"))]

@@ -5,7 +5,7 @@ mod check;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
-use manylane_sys::rx_coalesce;
+use manylane_policy::rx_coalesce;
 
 use crate::drop_policy::DropPolicy;
 use crate::error::{Error, ErrorKind, Result};

@@ -4,10 +4,11 @@
 //! A sleep with its wake-up costs many times what a datagram costs, and lanes multiply sleeps:
 //! each lane wakes a thread of its own. So a thread that has emptied its lane may first sleep for
 //! a fraction of a millisecond in which no datagram wakes it, and then wait as the program asked.
-//! The rule is that of the library's own lanes ([`manylane_sys::rx_coalesce`]), with the datagrams
-//! between one sleep and the next as the size of a batch. In addition, the delay has to pay on
-//! this machine: the first delays and sleeps of a process are measured, and what each brings is
-//! counted. A delay that costs more per datagram than a sleep is given up, and tried now and then.
+//! The rule is that of the library's own lanes ([`manylane_policy::rx_coalesce`]), with the
+//! datagrams between one sleep and the next as the size of a batch. In addition, the delay has to
+//! pay on this machine: the first delays and sleeps of a process are measured, and what each brings
+//! is counted. A delay that costs more per datagram than a sleep is given up, and tried now and
+//! then.
 //!
 //! [`before_sleep`] does all of it, for poll, select, epoll and blocking receives alike:
 //! 1. Only while a socket has lanes and more than one owner, or has queues ([`can_coalesce`]).
@@ -25,7 +26,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use libc::{c_int, timespec};
-use manylane_sys::rx_coalesce::RxCoalesce;
+use manylane_policy::rx_coalesce::RxCoalesce;
 use manylane_sys::{cpu, tick};
 
 use crate::base::state;

@@ -202,7 +202,7 @@ fn store_tail(ring: &Mapping, given: u16) {
     tail.store(given, Ordering::Release);
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use proptest::prelude::*;
 

@@ -29,7 +29,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use manylane_bpf::abi;
-use manylane_sys::rx_coalesce;
+use manylane_policy::rx_coalesce;
 use manylane_sys::sock::{self, Flag};
 
 use crate::config::Config;

@@ -3,8 +3,8 @@
 use std::hint;
 use std::time::{Duration, Instant};
 
+use manylane_policy::rx_coalesce::RxCoalesce;
 use manylane_sys::cpu;
-use manylane_sys::rx_coalesce::RxCoalesce;
 use manylane_sys::tick::reduce_timer_slack;
 
 use crate::counters::Count;

@@ -4,7 +4,8 @@ use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use manylane_sys::{rx_coalesce, xsk};
+use manylane_policy::rx_coalesce;
+use manylane_sys::xsk;
 
 use super::XdpControl;
 use super::queues::AssignedQueue;

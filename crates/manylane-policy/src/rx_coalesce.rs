@@ -16,13 +16,12 @@
 //! 4. A batch that fills more of the receive buffer than is safe halves the delay. A small one
 //!    doubles it again.
 //!
-//! The decision uses the sizes of batches alone. The clock is read once a delay. The library's
-//! lanes and the preload library decide alike, which is why this is here.
+//! The decision uses the sizes of batches alone. The clock is read once a delay.
 
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use crate::{cpu, tick};
+use manylane_sys::{cpu, tick};
 
 /// Batches without a delay after which one is tried.
 const PROBE_BATCHES: u32 = 16;
