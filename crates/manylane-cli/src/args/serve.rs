@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use manylane::capture::SNAPLEN_MAX;
 use manylane::{DropPolicy, Engine, Placement, Steering, SteeringBackend, Vlan, WaitPolicy};
+use manylane_ipc::ports::PortRanges;
 use manylane_measure::client::{Expect, PAYLOAD_LEN_MAX, Payload};
 
 use super::FilterArgs;
@@ -223,8 +224,10 @@ pub(crate) struct RunArgs {
     #[arg(long, help_heading = "Lanes", value_name = "N", value_parser = within(1..))]
     pub(crate) lanes: Option<usize>,
     /// Ports whose sockets get lanes, such as 53 or 53,8000-8010 [default: all]
-    #[arg(long, help_heading = "Lanes", value_name = "LIST", value_parser = parse::ports)]
-    pub(crate) ports: Option<String>,
+    ///
+    /// At most 32 ports and ranges.
+    #[arg(long, help_heading = "Lanes", value_name = "LIST")]
+    pub(crate) ports: Option<PortRanges>,
     /// Delay before a receive if larger batches pay; 0: none [default: 50 to 500]
     ///
     /// As rx-usecs of ethtool; at most 20000. The default depends on the measured cost of a delay

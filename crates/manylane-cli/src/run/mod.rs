@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use manylane::control::ControlSocket;
 use manylane::{Filter, MetricsPort};
+use manylane_ipc::ports::PORTS_ENV_VAR;
 use manylane_sys::process::{self, Signals};
 
 use self::backlog::Backlog;
@@ -153,7 +154,7 @@ fn env_settings(args: &RunArgs) -> Vec<(&'static str, String)> {
     add("MANYLANE_ENGINE", args.engine.map(|engine| engine.to_string()));
     add("MANYLANE_STEERING", args.common.steering.map(|steering| steering.to_string()));
     add("MANYLANE_LANES", args.lanes.map(|lanes| lanes.to_string()));
-    add("MANYLANE_PORTS", args.ports.clone());
+    add(PORTS_ENV_VAR, args.ports.as_ref().map(|ports| ports.to_string()));
     add("MANYLANE_RX_USECS", args.rx_usecs.map(|delay| delay.to_string()));
     all
 }

@@ -78,7 +78,7 @@ impl Reporter {
             engine: args.engine.map(|engine| engine.to_string()),
             steering: args.common.steering.map(|steering| steering.to_string()),
             lanes: args.lanes,
-            ports: args.ports.clone(),
+            ports: args.ports.as_ref().map(ToString::to_string),
             rx_usecs: args.rx_usecs,
             seconds: 0.0,
             exit_code: None,

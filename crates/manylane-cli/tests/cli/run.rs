@@ -112,6 +112,15 @@ fn run_failures_have_the_exit_codes_of_shells() {
 }
 
 #[test]
+fn too_many_port_ranges_are_an_error_before_the_program_starts() {
+    let ports = (1..=33).map(|port| port.to_string()).collect::<Vec<_>>().join(",");
+    let output = run(&["--ports", &ports, "--", "echo", "started"]);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    assert!(stderr(&output).contains("at most 32 ports and ranges, not 33"), "{}", stderr(&output));
+    assert!(output.stdout.is_empty());
+}
+
+#[test]
 fn run_passes_on_stdio_and_environment() {
     let mut command = Command::new(PROGRAM);
     command.args(["run", "--lanes", "3", "--ports", "53", "--rx-usecs", "70", "--engine", "mmsg"]);
