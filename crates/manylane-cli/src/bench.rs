@@ -196,9 +196,9 @@ fn rtt(args: &RttArgs, director: &mut Bar) -> Result<()> {
     }
     let duration = args.duration.unwrap_or(if args.quick { QUICK_RTT_DURATION } else { RTT_SAMPLE_DURATION });
     let place = Place::select(&args.place, ONE_LINK, args.place.testbed)?;
-    for placement in args.placements.iter().filter(|placement| placement.needs_device()) {
-        ensure!(place.has_device(), "--placements {placement} needs a testbed (root, without --loopback)");
-        place::check_two_cpus(&args.common, format!("--placements {placement}"))?;
+    for layout in args.cpu_layouts.iter().filter(|layout| layout.needs_device()) {
+        ensure!(place.has_device(), "--cpu-layouts {layout} needs a testbed (root, without --loopback)");
+        place::check_two_cpus(&args.common, format!("--cpu-layouts {layout}"))?;
     }
     // A quick run has no time for all contenders.
     let mut usual = place.available(&Contender::defaults());
@@ -210,7 +210,7 @@ fn rtt(args: &RttArgs, director: &mut Bar) -> Result<()> {
     let quick_rates = if args.quick { &[5e3, 20e3][..] } else { &[] };
     let plan = rtt::Plan {
         contenders,
-        placements: args.placements.clone(),
+        cpu_layouts: args.cpu_layouts.clone(),
         rates: or_default(&args.rate, quick_rates),
         arrivals: args.arrivals,
     };

@@ -263,8 +263,8 @@ pub struct LabSettings {
     pub started_unix: u64,
     /// The papers.
     pub papers: Vec<Paper>,
-    /// Only the parts whose names contain this.
-    pub only: Option<String>,
+    /// The parts: those whose names contain one of these texts; empty: all.
+    pub parts: Vec<String>,
     /// The scale of the run.
     pub scale: Scale,
 }
@@ -272,18 +272,19 @@ pub struct LabSettings {
 impl LabSettings {
     /// Settings of a run that begins now.
     #[must_use]
-    pub fn new(command: String, papers: &[Paper], only: Option<String>, scale: Scale) -> Self {
+    pub fn new(command: String, papers: &[Paper], parts: Vec<String>, scale: Scale) -> Self {
         let started_unix = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
-        Self { command, started_unix, papers: papers.to_vec(), only, scale }
+        Self { command, started_unix, papers: papers.to_vec(), parts, scale }
     }
 
     /// The parts of the run, in order.
     #[must_use]
-    pub fn parts(&self) -> Vec<(Paper, Part)> {
+    pub fn selected_parts(&self) -> Vec<(Paper, Part)> {
         let all = self.papers.iter().flat_map(|&paper| {
             (paper.experiments().parts)(&self.scale).into_iter().map(move |part| (paper, part))
         });
-        let wanted = |part: &Part| self.only.as_ref().is_none_or(|only| part.id.contains(only.as_str()));
+        let wanted =
+            |part: &Part| self.parts.is_empty() || self.parts.iter().any(|text| part.id.contains(text));
         all.filter(|(_, part)| wanted(part)).collect()
     }
 }
@@ -298,8 +299,8 @@ pub type LabDocument = Document<LabSettings, Row>;
 /// Fails if it is stopped, or the state cannot be written.
 pub fn run(state: &mut State, director: &mut dyn Controller) -> Result<LabDocument> {
     let settings = state.settings().clone();
-    let parts = settings.parts();
-    anyhow::ensure!(!parts.is_empty(), "unknown part {}: see --list", settings.only.unwrap_or_default());
+    let parts = settings.selected_parts();
+    anyhow::ensure!(!parts.is_empty(), "unknown part {}: see --list", settings.parts.join(","));
     let mut places = Setups::new(settings.scale.clone());
     for (index, (paper, part)) in parts.iter().enumerate() {
         if state.has(&part.id) {
@@ -325,7 +326,7 @@ pub(crate) fn to_document(state: &State) -> LabDocument {
     let mut rows = Vec::new();
     for &paper in &settings.papers {
         let own: Vec<Row> = state.rows().filter(|row| row.paper == paper).cloned().collect();
-        rows.extend(merge(paper, own, &(paper.experiments().values)(), settings.only.is_none()));
+        rows.extend(merge(paper, own, &(paper.experiments().values)(), settings.parts.is_empty()));
     }
     Document { schema: SCHEMA.into(), machine: state.machine().clone(), settings, rows }
 }
@@ -362,8 +363,8 @@ mod tests {
     #[test]
     fn part_and_table_names_are_unique() {
         for scale in [Scale::quick(), Scale::full()] {
-            let settings = LabSettings::new(String::new(), &Paper::ALL, None, scale.clone());
-            let parts = settings.parts();
+            let settings = LabSettings::new(String::new(), &Paper::ALL, Vec::new(), scale.clone());
+            let parts = settings.selected_parts();
             let names: HashSet<&str> = parts.iter().map(|(_, part)| part.id.as_str()).collect();
             assert_eq!(names.len(), parts.len());
             for (paper, part) in &parts {
@@ -399,7 +400,7 @@ mod tests {
     fn an_interrupted_part_is_not_done() {
         let folder = tempfile::TempDir::new().unwrap();
         for paper in Paper::ALL {
-            let settings = LabSettings::new(String::new(), &[paper], None, Scale::quick());
+            let settings = LabSettings::new(String::new(), &[paper], Vec::new(), Scale::quick());
             let mut state = State::create(&folder.path().join("state.jsonl"), settings).unwrap();
             let err = run(&mut state, &mut StopController(AtomicBool::new(false))).unwrap_err();
             assert!(err.to_string().contains("interrupted"), "{err:#}");

@@ -137,7 +137,7 @@ fn round_trips_are_compared_with_the_blocking_receiver() {
         };
         RttRow {
             wait: wait.into(),
-            placement: "apart".into(),
+            cpu_layout: "apart".into(),
             mode: mode.into(),
             rate: (mode == "open").then_some(20e3),
             ..RttRow::from_samples(receiver, 64, (0..5).map(seen).collect())

@@ -41,7 +41,7 @@ struct Settings {
     steering: Option<String>,
     lanes: Option<usize>,
     ports: Option<String>,
-    rx_usecs: Option<u32>,
+    rx_usecs: Option<u64>,
     seconds: f64,
     exit_code: Option<i32>,
     signal: Option<i32>,
@@ -74,11 +74,11 @@ impl Reporter {
         let settings = Settings {
             command: output::command_line(),
             program: file.display().to_string(),
-            engine: args.engine.map(|engine| engine.to_string()),
+            engine: args.common.engine.map(|engine| engine.to_string()),
             steering: args.common.steering.map(|steering| steering.to_string()),
-            lanes: args.lanes,
+            lanes: args.common.lanes,
             ports: args.ports.as_ref().map(ToString::to_string),
-            rx_usecs: args.rx_usecs,
+            rx_usecs: args.common.rx_usecs,
             seconds: 0.0,
             exit_code: None,
             signal: None,
@@ -276,7 +276,7 @@ fn text(report: &Report) -> String {
     if report.receivers.len() > ROWS_MAX {
         _ = write!(
             text,
-            "\nand {} more threads that received less (--json lists them)",
+            "\nand {} more threads that received less (--json-file lists them)",
             report.receivers.len() - ROWS_MAX
         );
     }

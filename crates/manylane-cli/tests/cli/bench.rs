@@ -38,7 +38,7 @@ fn benchmarks_do_not_start_with_receivers_that_cannot_run() {
         (&["gso", "--receivers", "xsk/raw"], "xsk/raw needs a device"),
         (&["batch", "--loopback", "--receivers", "lane/xdp"], "lane/xdp needs a device"),
         (&["rtt", "--loopback", "--contenders", "lane/xdp+spin:50"], "needs a device"),
-        (&["rtt", "--loopback", "--placements", "rps-server"], "needs a testbed"),
+        (&["rtt", "--loopback", "--cpu-layouts", "rps-server"], "needs a testbed"),
     ] {
         let out = folder("bench-unavailable");
         let output = run(&[&["bench"], words, &["--out", out.to_str().unwrap()]].concat());

@@ -18,17 +18,18 @@ use std::time::Duration;
 use libc::{c_int, timespec};
 use manylane_ipc::lease::{LeaseToken, TOKEN_ENV_VAR};
 use manylane_ipc::ports::{PORTS_ENV_VAR, PortRanges};
+use manylane_ipc::settings::RX_USECS_MAX;
 
 use crate::base::steer::Policy;
 
-/// Max lanes of a socket: one bit each in a word.
-pub(crate) const LANES_MAX: usize = 64;
+pub(crate) use manylane_ipc::settings::LANES_MAX;
+
 /// The longest time that a thread waits without polling other lanes, in milliseconds.
 pub(crate) const WAIT_SLICE_MS: c_int = 20;
 /// [`WAIT_SLICE_MS`], for ppoll(2).
 pub(crate) const WAIT_SLICE: timespec = timespec { tv_sec: 0, tv_nsec: WAIT_SLICE_MS as i64 * 1_000_000 };
-/// The longest delay, in microseconds: a slice.
-const COALESCE_USECS_MAX: u64 = WAIT_SLICE_MS as u64 * 1000;
+/// A delay is at most a slice.
+const _: () = assert!(RX_USECS_MAX <= WAIT_SLICE_MS as u64 * 1000);
 
 /// The settings, checked.
 #[derive(Clone, Debug)]
@@ -99,7 +100,7 @@ impl Settings {
             Some(())
         });
         take("MANYLANE_RX_USECS", "microseconds from 0 to 20000", &mut |text| {
-            let delay = text.parse().ok().filter(|delay| *delay <= COALESCE_USECS_MAX)?;
+            let delay = text.parse().ok().filter(|delay| *delay <= RX_USECS_MAX)?;
             settings.rx_coalesce = Some(Duration::from_micros(delay));
             Some(())
         });
