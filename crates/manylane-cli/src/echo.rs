@@ -210,7 +210,7 @@ struct Settings {
     /// The preferred engine, if another one is in use.
     #[serde(skip)]
     hoped: &'static str,
-    /// Why the preferred engine is not in use.
+    /// The reason why the preferred engine is not in use.
     engine_why: Option<String>,
     /// Queues of devices that feed lanes past the kernel's stack, as `device:queue`.
     xdp_queues: Vec<String>,

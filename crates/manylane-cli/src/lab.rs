@@ -70,11 +70,11 @@ fn scale(args: &LabArgs) -> Scale {
 
 /// Runs the parts. After an interruption, the others can be run later.
 fn run_parts(state: &mut State, args: &LabArgs) -> Result<LabDocument> {
-    let mut director = Bar::new()?;
-    let done = lab::run(state, &mut director);
-    director.progress = Progress::bar();
+    let mut controller = Bar::new()?;
+    let done = lab::run(state, &mut controller);
+    controller.progress = Progress::bar();
     match done {
-        Err(_) if director.stop.load(Ordering::Relaxed) => {
+        Err(_) if controller.stop.load(Ordering::Relaxed) => {
             let all = state.settings().selected_parts().len();
             bail!(
                 "stopped: {} of {all} parts are done and saved; to continue, repeat the command with --resume {}{}",

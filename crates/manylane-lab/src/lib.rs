@@ -297,7 +297,7 @@ pub type LabDocument = Document<LabSettings, Row>;
 ///
 /// # Errors
 /// Fails if it is stopped, or the state cannot be written.
-pub fn run(state: &mut State, director: &mut dyn Controller) -> Result<LabDocument> {
+pub fn run(state: &mut State, controller: &mut dyn Controller) -> Result<LabDocument> {
     let settings = state.settings().clone();
     let parts = settings.selected_parts();
     anyhow::ensure!(!parts.is_empty(), "unknown part {}: see --list", settings.parts.join(","));
@@ -306,17 +306,17 @@ pub fn run(state: &mut State, director: &mut dyn Controller) -> Result<LabDocume
         if state.has(&part.id) {
             continue;
         }
-        check_stop(director.stop())?;
-        director.progress(index as f64 / parts.len() as f64, &part.id);
+        check_stop(controller.stop())?;
+        controller.progress(index as f64 / parts.len() as f64, &part.id);
         let begun = Instant::now();
-        let rows = (part.run)(&mut places, director.stop());
+        let rows = (part.run)(&mut places, controller.stop());
         // An error may be caused by the stop, so that the part is not done.
-        check_stop(director.stop())?;
+        check_stop(controller.stop())?;
         let rows = rows.unwrap_or_else(|err| vec![Row::failed(&part.id, &format!("{err:#}"))]);
         let rows = rows.into_iter().map(|row| Row { paper: *paper, part: part.id.clone(), ..row }).collect();
         state.record_part(&part.id, begun.elapsed().as_secs_f64(), rows)?;
     }
-    director.progress(1.0, "done");
+    controller.progress(1.0, "done");
     Ok(to_document(state))
 }
 

@@ -92,7 +92,11 @@ fn loopback_bench_replies_counts_every_reply() {
     assert_eq!(rows.len(), 5);
     for sample in rows.iter().flat_map(|row| row["samples"].as_array().unwrap()) {
         assert!(sample["sent"].as_u64().unwrap() > 0, "{sample}");
-        assert_eq!((&sample["delivered"], &sample["taken"]), (&sample["sent"], &sample["sent"]), "{sample}");
+        assert_eq!(
+            (&sample["delivered"], &sample["received"]),
+            (&sample["sent"], &sample["sent"]),
+            "{sample}"
+        );
     }
     let page = fs::read_to_string(out.join("bench-echo.html")).unwrap();
     assert!(page.contains("per answered request") && !page.contains("per datagram"));

@@ -138,7 +138,7 @@ pub fn run(
     setup: &mut Setup,
     options: &Options,
     plan: &Plan,
-    director: &mut dyn Controller,
+    controller: &mut dyn Controller,
 ) -> Result<Document<BenchSettings, RttRow>> {
     let limits = Limits { start_pps: MODERATE_PPS, max_pps: 1e6, precision: 0.1, ..Limits::default() };
     let mut settings = options.settings(setup, &limits);
@@ -152,15 +152,15 @@ pub fn run(
     for &size in &options.sizes {
         let bench = Bench { setup, options, plan, size };
         let rates = if plan.rates.is_empty() {
-            bench.find_rates(&limits, &mut settings, director)?
+            bench.find_rates(&limits, &mut settings, controller)?
         } else {
             plan.rates.clone()
         };
         for &layout in &plan.cpu_layouts {
-            rows.extend(bench.compare(layout, &rates, director)?);
+            rows.extend(bench.compare(layout, &rates, controller)?);
         }
     }
-    director.progress(1.0, "done");
+    controller.progress(1.0, "done");
     Ok(Document::new(BENCH_RTT, settings, rows))
 }
 
@@ -177,14 +177,14 @@ impl Bench<'_> {
         &self,
         limits: &Limits,
         settings: &mut BenchSettings,
-        director: &mut dyn Controller,
+        controller: &mut dyn Controller,
     ) -> Result<Vec<f64>> {
         let mut lowest = f64::INFINITY;
         for &contender in &self.plan.contenders {
             let cpus = CpuLayout::SeparateCpus.cpus(self.setup);
             let running = self.start(contender, cpus.server)?;
             let mut generator = Generator::open(self.setup, running.addr(), self.size)?;
-            let stop = director.stop();
+            let stop = controller.stop();
             let found = no_loss_rate(limits, |pps| {
                 check_stop(stop)?;
                 let asked = generator.run_pinned(cpus, |generator| {
@@ -197,7 +197,7 @@ impl Bench<'_> {
                 found.pps,
                 if found.sender_limited { ", the generator's maximum" } else { "" }
             ));
-            director.progress(0.0, &format!("{contender}: {:.0} k/s", found.pps / 1e3));
+            controller.progress(0.0, &format!("{contender}: {:.0} k/s", found.pps / 1e3));
             lowest = lowest.min(found.pps);
         }
         ensure!(
@@ -229,14 +229,14 @@ impl Bench<'_> {
         &self,
         layout: CpuLayout,
         rates: &[f64],
-        director: &mut dyn Controller,
+        controller: &mut dyn Controller,
     ) -> Result<Vec<RttRow>> {
         let held = layout.apply(self.setup)?;
         let mut modes = vec![Mode::PingPong];
         modes.extend(rates.iter().map(|&rate| Mode::OpenLoop(rate)));
         modes.push(Mode::Idle);
         let contenders = &self.plan.contenders;
-        let samples = run_rounds(self.options.rounds, contenders, director, |&contender, round, stop| {
+        let samples = run_rounds(self.options.rounds, contenders, controller, |&contender, round, stop| {
             self.sample(contender, layout, &modes, round, stop)
         })?;
         drop(held);
