@@ -17,7 +17,7 @@
 /* Bytes of payload that a key can span. */
 #define ML_MAX_KEY 64
 
-/* What picks the entry of the table; the numbers are Steering's order in Rust. */
+/* Steering policies; the numbers are the order of Steering in Rust. */
 enum ml_policy {
 	ML_FLOW = 0,
 	ML_ROUND_ROBIN = 1,
@@ -68,7 +68,7 @@ struct ml_port {
 	__u16 pad;
 };
 
-/* What the XDP program must know of its device. */
+/* The device of an XDP program. */
 struct ml_device {
 	__u8 mac[6];
 	__u16 pad;
@@ -80,7 +80,7 @@ struct ml_device {
 /* Prefixes that the sockets of one device can have together. */
 #define ML_MAX_RULES 16384
 
-/* What the families are called in the keys of rules and buckets. */
+/* Address families in the keys of rules and buckets. */
 enum ml_family {
 	ML_IP4 = 0,
 	ML_IP6 = 1,
@@ -88,20 +88,20 @@ enum ml_family {
 };
 
 /*
- * A limit: a datagram costs so many nanoseconds, and a source may be ahead of
- * its time by so many. The mask of its family, in network order, makes a
- * source of an address.
+ * A limit of each source: a token bucket, counted in time. The mask of its
+ * family, in network order, is applied to an address: the result is the
+ * source.
  */
 struct ml_limit {
-	__u64 cost; /* 0: no limit */
-	__u64 room;
+	__u64 cost; /* nanoseconds that a datagram costs; 0: no limit */
+	__u64 room; /* nanoseconds that a source may be ahead of the clock */
 	__u32 mask[ML_FAMILIES][4];
 };
 
-/* What one socket lets in. All zeroes: everything. */
+/* The filter of one socket. All zeroes: it admits every datagram. */
 struct ml_filter {
-	__u32 rules;	  /* whether it has prefixes */
-	__u32 generation; /* of its limits: those before had other buckets */
+	__u32 rules;	  /* 1 if it has prefixes, else 0 */
+	__u32 generation; /* of its limits; each generation has its own buckets */
 	struct ml_limit limit[ML_LIMITS]; /* the widest first */
 };
 
@@ -115,7 +115,7 @@ struct ml_rule {
 };
 #define ML_RULE_HEAD 32
 
-/* What a rule says. */
+/* The verdict of a rule. */
 enum ml_rule_value {
 	ML_ALLOW = 1, /* neither denied nor limited */
 	ML_DENY = 2,
@@ -130,15 +130,15 @@ struct ml_source {
 	__u8 ip[16];
 };
 
-/* What of a socket's was dropped, per CPU. */
+/* Datagrams of a socket that its filter dropped, per CPU. */
 struct ml_filter_drops {
 	__u64 denied;
 	__u64 limited;
 };
 
 /*
- * Per-CPU counters of the XDP program: why a frame was left to the kernel or
- * dropped, or that it was neither. Each frame is counted once.
+ * Per-CPU counters of the XDP program: redirected frames, and reasons for which
+ * frames were left to the kernel or dropped. Each frame is counted once.
  */
 enum ml_xdp_count {
 	ML_XDP_REDIRECTED = 0, /* to the XSK of a lane */
@@ -157,16 +157,16 @@ enum ml_xdp_count {
 };
 
 /*
- * What the XDP program says of a frame, in its first bytes: how it is to be
- * read, and where its payload is. No frame that comes from a device to its own
- * address begins with the first bit set.
+ * The rx hint: the XDP program writes the layout of a frame, and where its
+ * payload is, into its first bytes. No frame that comes from a device to its
+ * own address begins with the first bit set.
  */
 struct ml_rx_hint {
 	__u8 kind;   /* enum ml_rx_hint_kind */
 	__u8 rest;   /* as it was */
 	__u16 bytes; /* of payload, in the machine's byte order */
 };
-/* The longest UDP datagram, with its header, of which something is said. */
+/* The longest UDP datagram, with its header, that gets a hint. */
 #define ML_RX_HINT_UDP_MAX 72
 
 enum ml_rx_hint_kind {

@@ -55,7 +55,7 @@ struct {
 	__type(value, __u64);
 } ml_narrow SEC(".maps");
 
-/* Number of the socket to what of it was dropped. */
+/* Drops of each socket, by its number. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, ML_MAX_SOCKETS);
@@ -150,7 +150,7 @@ static __always_inline int is_within(const struct ml_filter *filter,
 	return 1;
 }
 
-/* Why the socket does not want the datagram; 0 if it does. */
+/* The reason to drop the datagram; 0 to admit it. */
 static __always_inline int check_filter(__u32 socket, __u32 family,
 					const struct ml_addr *from)
 {

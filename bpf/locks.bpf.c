@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR MIT */
 /*
- * Who waits for which lock of the kernel, how often and for how long: contentions
- * of one process, by lock and by the stack of who waited. The tracepoints fire
- * only where somebody waits (Linux 5.19), so that uncontended locks cost nothing
- * and are not seen.
+ * Contentions of the kernel's locks in one process: number and wait times, by
+ * lock and by the stack of the waiting thread. The tracepoints fire only where
+ * a thread waits (Linux 5.19), so uncontended locks cost nothing and are not
+ * counted.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-/* Set before the program is loaded: whose threads are looked at. */
+/* The process that is observed; set before the program is loaded. */
 const volatile __u32 ml_process;
 
 #define MAX_WAITERS 4096

@@ -256,7 +256,7 @@ class Runner:
             words = shlex.split(options)
             while words and re.match(r"\w+=", words[0]):
                 name, _, env[name] = words.pop(0).partition("=")
-            command = [MANYLANE, "run", "--quiet", "--json", report, *words, "--", self.program]
+            command = [MANYLANE, "run", "--quiet", "--json-file", report, *words, "--", self.program]
         text = "".join("\n".join([*lines, "end", ""]) for lines in scripts)
         done = leftovers.run(command, text, PROCESS_TIMEOUT_S, text=True, env=env)
         if options is not None:

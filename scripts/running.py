@@ -79,7 +79,7 @@ class Running:
         command = self.server.command()
         if how is not None:
             program, *options = how
-            command = [program, "run", "--quiet", "--json", self.report, *options, "--", *command]
+            command = [program, "run", "--quiet", "--json-file", self.report, *options, "--", *command]
         self.log = os.path.join(folder, "log")
         with open(self.log, "w") as log:
             self.child = leftovers.popen(

@@ -2,16 +2,16 @@
 
 use std::mem::{offset_of, size_of};
 
-/// Slots of the socket array: lanes that can be open at one time.
+/// Slots of the socket array: the maximum number of open lanes.
 pub const MAX_LANES: usize = 256;
 /// Entries of the steering table.
 pub const TABLE_SIZE: usize = 1024;
-/// Bytes of payload that a key can span.
+/// Maximum number of payload bytes of a key.
 pub const MAX_KEY: usize = 64;
 
-/// Index of the counter "payload shorter than the key: steered by flow".
+/// Index of the counter of messages shorter than the key, which are steered by flow.
 pub const STEER_SHORT: u32 = 0;
-/// Index of the counter "left to the kernel's choice: no such lane".
+/// Index of the counter of messages left to the kernel's choice, because there is no such lane.
 pub const STEER_KERNEL: u32 = 1;
 
 /// The steering table (`struct ml_table`).
@@ -20,13 +20,13 @@ pub const STEER_KERNEL: u32 = 1;
 pub struct Table {
     /// Entries in use, 1 to [`TABLE_SIZE`].
     pub size: u32,
-    /// Entry to slot of the socket array; all of them are always filled.
+    /// Slot of the socket array for each entry. All entries are always valid.
     pub lane: [u32; TABLE_SIZE],
     /// Keeps the size a multiple of eight.
     pub pad: u32,
 }
 
-/// Load of one lane (`struct ml_load`), in 64-bit words: index of `steered`.
+/// Index of `steered` in the 64-bit words of a load (`struct ml_load`).
 pub const LOAD_STEERED: usize = 0;
 /// Index of `taken` in the 64-bit words of a load.
 pub const LOAD_TAKEN: usize = 8;
@@ -37,9 +37,9 @@ const _: () = assert!(size_of::<Table>() == 8 + 4 * TABLE_SIZE);
 const _: () = assert!(offset_of!(Table, lane) == 4);
 const _: () = assert!(TABLE_SIZE.is_power_of_two());
 
-/// Queues of one device that XDP serves.
+/// Maximum number of queues of a device.
 pub const MAX_QUEUES: u32 = 128;
-/// Sockets that may share a device.
+/// Maximum number of sockets that share a device.
 pub const MAX_SOCKETS: u32 = 16;
 
 /// A bound address and port (`struct ml_port`), as bytes: mapped IPv6 address, port in network
@@ -47,46 +47,46 @@ pub const MAX_SOCKETS: u32 = 16;
 pub type PortKey = [u8; 20];
 /// An address (`struct ml_addr`); IPv4 is mapped.
 pub type AddrKey = [u8; 16];
-/// What the XDP program knows of its device (`struct ml_device`): hardware address, and the longest
-/// frame in bytes.
+/// The device of an XDP program (`struct ml_device`), as bytes: hardware address, zeroes, length of
+/// the longest frame that an XSK receives.
 pub type DeviceBytes = [u8; 12];
 
-/// Limits that one socket may have at a time.
+/// Maximum number of limits of a socket.
 pub const MAX_LIMITS: usize = 2;
-/// Prefixes that the sockets of one device can have together.
+/// Maximum number of prefixes of all sockets on a device.
 pub const MAX_RULES: usize = 16_384;
-/// Bits in front of the address in the key of a rule: number of the socket, family.
+/// Bits of a rule's key before the address: number of the socket, family, padding.
 pub const RULE_HEADER_BITS: u32 = 32;
-/// What a rule says (`enum ml_rule_value`).
+/// Verdict of a rule (`enum ml_rule_value`): admitted past all limits.
 pub const ALLOW: u32 = 1;
-/// What a rule says: dropped.
+/// Verdict of a rule: dropped.
 pub const DENY: u32 = 2;
 
-/// A limit (`struct ml_limit`).
+/// A limit of each source (`struct ml_limit`): a token bucket, counted in time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Limit {
     /// Nanoseconds that a datagram costs; 0 for no limit.
     pub cost: u64,
-    /// How far a source may be ahead of its time.
+    /// Nanoseconds that a source may be ahead of the clock.
     pub room: u64,
-    /// What makes a source of an address, in network order: of IPv4, mapped, and of IPv6.
+    /// Masks that reduce an address to its source, in network order: of mapped IPv4, of IPv6.
     pub mask: [[u8; 16]; 2],
 }
 
-/// What one socket lets in (`struct ml_filter`).
+/// The filter of one socket (`struct ml_filter`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct FilterEntry {
-    /// Whether it has prefixes.
+    /// 1 if it has prefixes, else 0.
     pub rules: u32,
-    /// Of its limits: those before had other buckets.
+    /// Generation of its limits; each generation has its own buckets.
     pub generation: u32,
-    /// The widest first.
+    /// The limits, that of the widest prefix first.
     pub limit: [Limit; MAX_LIMITS],
 }
 
-/// A [`FilterEntry`] as the map takes it.
+/// A [`FilterEntry`] as the value of a map.
 pub type FilterWords = [u64; 1 + 6 * MAX_LIMITS];
 
 impl FilterEntry {
@@ -113,7 +113,7 @@ impl FilterEntry {
 /// The data of a rule's key (`struct ml_rule` behind its number of bits): socket, family, zeroes,
 /// address.
 pub type RuleKey = [u8; 20];
-/// What of a socket's was dropped (`struct ml_filter_drops`): denied, limited.
+/// Datagrams of a socket that its filter dropped (`struct ml_filter_drops`): denied, limited.
 pub type FilterDropWords = [u64; 2];
 
 const _: () = assert!(size_of::<Limit>() == 48);
@@ -122,25 +122,23 @@ const _: () = assert!(size_of::<FilterEntry>() == 8 + 48 * MAX_LIMITS);
 const _: () = assert!(offset_of!(FilterEntry, limit) == 8);
 const _: () = assert!(size_of::<FilterWords>() == size_of::<FilterEntry>());
 
-/// What the XDP program says of a frame (`enum ml_rx_hint_kind`): that it says something; how many
-/// bytes of it are before the payload, by which IPv4 is told from IPv6; that its checksum is
-/// unfinished.
+/// Kind of a hint (`enum ml_rx_hint_kind`): the bit that every hint has.
 pub const RX_HINT: u8 = 1;
-/// See [`RX_HINT`].
+/// Kind of a hint: bytes before the payload of an IPv4 frame.
 pub const RX_HINT_V4: u8 = 42;
-/// See [`RX_HINT`].
+/// Kind of a hint: bytes before the payload of an IPv6 frame.
 pub const RX_HINT_V6: u8 = 62;
-/// See [`RX_HINT`]. The bits that such a number can have.
+/// Kind of a hint: the bits of [`RX_HINT_V4`] and [`RX_HINT_V6`].
 pub const RX_HINT_HEADERS_MASK: u8 = 62;
-/// See [`RX_HINT`].
+/// Kind of a hint: the checksum is only that of the pseudo header.
 pub const RX_HINT_PARTIAL: u8 = 64;
 /// Bytes of a hint (`struct ml_rx_hint`).
 pub const RX_HINT_LEN: usize = 4;
-/// The longest UDP datagram, with its header, of which something is said.
+/// Length of the longest UDP datagram, with its header, that gets a hint.
 pub const RX_HINT_UDP_MAX: u16 = 72;
 
-/// Why the XDP program left a frame to the kernel or dropped it, or that it did neither: indices of
-/// its counters.
+/// Names of the XDP program's counters (`enum ml_xdp_count`), by index: redirected frames, and
+/// reasons for which frames were left to the kernel or dropped.
 pub const XDP_COUNTS: [&str; 12] = [
     "redirected",
     "other_mac",

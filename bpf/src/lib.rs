@@ -1,6 +1,12 @@
 //! The eBPF programs of Manylane, compiled (`bpf/objects`, by `make bpf`), and the layouts that
 //! they share with Rust (`abi/manylane_abi.h`; both sides assert every offset).
 
+// Numbers here are those of the eBPF programs: no cast may change them silently.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_possible_wrap)
+)]
+
 pub mod abi;
 
 /// The object of `bpf/NAME.bpf.c`, with the alignment that an ELF parser needs.

@@ -22,7 +22,7 @@ pub struct Variant {
     pub gro: bool,
     /// True with GSO of replies.
     pub gso: bool,
-    /// What enforces the steering.
+    /// The mechanism that enforces the steering.
     pub by: SteeringBackend,
     /// Wait policy of the lanes, as text.
     pub wait: &'static str,

@@ -336,7 +336,7 @@ virtio_run() { # RP_FILTER: that of eth0 once the server runs
   echo 0 >/proc/sys/net/ipv4/conf/all/rp_filter
   echo 0 >/proc/sys/net/ipv4/conf/eth0/rp_filter
   rm -f /tmp/*.json
-  manylane run --engine xdp --json /tmp/run.json -- server 7 block 2 10.77.0.2 0 >/tmp/run.err 2>&1 3>&- &
+  manylane run --engine xdp --json-file /tmp/run.json -- server 7 block 2 10.77.0.2 0 >/tmp/run.err 2>&1 3>&- &
   server=$!
   (soon is_bound 0007) || lacks "this kernel does not support it"
   is "unfinished by the host" "$(host unfinished tap0)" off

@@ -163,17 +163,17 @@ pub trait Controller {
 pub(crate) fn run_rounds<C: Display, S>(
     rounds: usize,
     configs: &[C],
-    director: &mut dyn Controller,
+    controller: &mut dyn Controller,
     mut sample: impl FnMut(&C, usize, &AtomicBool) -> Result<S>,
 ) -> Result<Vec<Vec<S>>> {
     let mut samples: Vec<Vec<S>> = configs.iter().map(|_| Vec::new()).collect();
     for (round, order) in interleaved(rounds, configs.len()).enumerate() {
         for (taken, index) in order.into_iter().enumerate() {
-            check_stop(director.stop())?;
+            check_stop(controller.stop())?;
             let what = format!("{}, round {} of {rounds}", configs[index], round + 1);
             let done = (round * configs.len() + taken) as f64;
-            director.progress(done / (configs.len() * rounds) as f64, &what);
-            samples[index].push(sample(&configs[index], round, director.stop()).context(what)?);
+            controller.progress(done / (configs.len() * rounds) as f64, &what);
+            samples[index].push(sample(&configs[index], round, controller.stop()).context(what)?);
         }
     }
     Ok(samples)
@@ -187,7 +187,7 @@ pub(crate) fn safe_rate(
     kinds: &[Kind],
     (threads, size): (usize, usize),
     limits: &Limits,
-    director: &mut dyn Controller,
+    controller: &mut dyn Controller,
 ) -> Result<f64> {
     const NO_LOSS_FRACTION: f64 = 0.5;
     const TRIAL_TIME: Duration = Duration::from_millis(200);
@@ -198,8 +198,8 @@ pub(crate) fn safe_rate(
     for &kind in kinds {
         let receiver = options.receiver_options(setup, kind, threads, size);
         let found = no_loss_rate(limits, |pps| {
-            check_stop(director.stop())?;
-            director.progress(0.0, &format!("searching for the no-loss rate: {:.0} k/s", pps / 1e3));
+            check_stop(controller.stop())?;
+            controller.progress(0.0, &format!("searching for the no-loss rate: {:.0} k/s", pps / 1e3));
             let load = Load { pps: Some(pps), duration: TRIAL_TIME, size, flows: options.flows, gso: false };
             let sample = measure(setup, kind, &receiver, &load, 0)?;
             Ok(Trial { offered_pps: sample.offered_pps, loss: sample.loss })

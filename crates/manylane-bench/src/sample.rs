@@ -146,7 +146,7 @@ fn sample(round: usize, sent: &Sent, work: Work, before: &ReceiverCounts, after:
     let dropped = last.kernel_dropped - first.kernel_dropped;
     Sample {
         offered_pps: sent.pps(),
-        taken: (work == Work::Echo).then_some(last.delivered - first.delivered),
+        received: (work == Work::Echo).then_some(last.delivered - first.delivered),
         ..Sample::from_totals(round, sent.datagrams, delivered, sent.elapsed, cpu, dropped)
     }
 }
@@ -216,7 +216,7 @@ mod tests {
         let (before, after) = (test_counts(100, 100, 5, 10), test_counts(1000, 1000, 105, 460));
         let got = sample(3, &sent, Work::Count, &before, &after);
         assert_eq!((got.round, got.sent, got.delivered, got.kernel_dropped), (3, 1000, 900, 100));
-        assert_eq!((got.offered_pps, got.rx_cpu_ns, got.taken), (10_000.0, 500.0, None));
+        assert_eq!((got.offered_pps, got.rx_cpu_ns, got.received), (10_000.0, 500.0, None));
         assert!((got.loss - 0.1).abs() < 1e-12);
     }
 
@@ -224,7 +224,7 @@ mod tests {
     fn rtt_counts_only_answered_requests() {
         let sent = Sent { datagrams: 1000, elapsed: Duration::from_millis(100), ..Sent::default() };
         let got = sample(0, &sent, Work::Echo, &test_counts(7, 0, 0, 0), &test_counts(807, 990, 10, 400));
-        assert_eq!((got.delivered, got.taken, got.kernel_dropped), (800, Some(990), 10));
+        assert_eq!((got.delivered, got.received, got.kernel_dropped), (800, Some(990), 10));
         assert_eq!(got.rx_cpu_ns, 500.0);
         assert!((got.loss - 0.2).abs() < 1e-12);
     }

@@ -56,7 +56,7 @@ mod tests {
             sent: 1000,
             delivered: 999,
             kernel_dropped: 1,
-            taken: None,
+            received: None,
         }
     }
 

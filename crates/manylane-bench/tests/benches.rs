@@ -58,7 +58,7 @@ fn check_all_done(setup: &mut Setup, kind: Kind, work: Work, threads: usize) {
     let what = format!("{kind}, {work:?}, {threads} threads: {sample:?}");
     assert!(sample.sent > 100, "{what}");
     assert_eq!((sample.delivered, sample.kernel_dropped, sample.loss), (sample.sent, 0, 0.0), "{what}");
-    assert_eq!(sample.taken, (work == Work::Echo).then_some(sample.sent), "{what}");
+    assert_eq!(sample.received, (work == Work::Echo).then_some(sample.sent), "{what}");
     assert!(sample.rx_cpu_ns > 0.0, "{what}");
 }
 

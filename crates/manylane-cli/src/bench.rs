@@ -39,17 +39,17 @@ const QUICK_RTT_DURATION: Duration = Duration::from_millis(50);
 pub(crate) fn run(bench: &BenchCommand) -> Result<()> {
     let compares_batches = matches!(bench, BenchCommand::Batch(_) | BenchCommand::Replies(_));
     place::check(bench.common(), compares_batches)?;
-    let mut director = Bar::new()?;
+    let mut controller = Bar::new()?;
     match bench {
-        BenchCommand::Rx(args) => rx(args, Work::Count, &mut director),
-        BenchCommand::Echo(args) => rx(args, Work::Echo, &mut director),
-        BenchCommand::Batch(args) => batch(args, &mut director),
-        BenchCommand::Replies(args) => replies(args, &mut director),
-        BenchCommand::Gso(args) => gso(args, &mut director),
-        BenchCommand::Churn(args) => churn(args, &mut director),
-        BenchCommand::Rtt(args) => rtt(args, &mut director),
-        BenchCommand::Flap(args) => flap(args, &mut director),
-        BenchCommand::Flood(args) => flood::run(args, &mut director),
+        BenchCommand::Rx(args) => rx(args, Work::Count, &mut controller),
+        BenchCommand::Echo(args) => rx(args, Work::Echo, &mut controller),
+        BenchCommand::Batch(args) => batch(args, &mut controller),
+        BenchCommand::Replies(args) => replies(args, &mut controller),
+        BenchCommand::Gso(args) => gso(args, &mut controller),
+        BenchCommand::Churn(args) => churn(args, &mut controller),
+        BenchCommand::Rtt(args) => rtt(args, &mut controller),
+        BenchCommand::Flap(args) => flap(args, &mut controller),
+        BenchCommand::Flood(args) => flood::run(args, &mut controller),
     }
 }
 
@@ -60,7 +60,7 @@ const SEND_BATCHES: [usize; 4] = [1, 16, 64, 256];
 /// Maximum number of queues of a testbed device.
 const QUEUES_MAX: u32 = 64;
 
-fn rx(args: &RxArgs, work: Work, director: &mut Bar) -> Result<()> {
+fn rx(args: &RxArgs, work: Work, controller: &mut Bar) -> Result<()> {
     let duration = args.duration.unwrap_or(if args.quick { QUICK_SAMPLE_DURATION } else { SAMPLE_DURATION });
     let most = args.threads.iter().max().and_then(|most| u32::try_from(*most).ok());
     let queues = args.queues.or(most).unwrap_or(1).min(QUEUES_MAX);
@@ -81,12 +81,12 @@ fn rx(args: &RxArgs, work: Work, director: &mut Bar) -> Result<()> {
         synthetic_work: SyntheticWork::calibrate(args.work),
         ..options(&args.common, &args.threads, receivers, duration, args.rate)
     };
-    let document = experiments::rx::run(&mut setup, &options, director)?;
+    let document = experiments::rx::run(&mut setup, &options, controller)?;
     let name = match work {
         Work::Count => "rx",
         Work::Echo => "echo",
     };
-    finish(&args.common, director, name, &document)
+    finish(&args.common, controller, name, &document)
 }
 
 /// Default payloads in bytes: those of the paper's table for `bench batch`, and those for `bench
@@ -96,7 +96,7 @@ const REPLY_SIZES: [usize; 4] = [64, 1024, 8192, 60_000];
 /// Payload in bytes that fits a frame of each receiver of `bench batch`.
 const BATCH_FRAME_PAYLOAD_MAX: usize = 1024;
 
-fn batch(args: &BatchArgs, director: &mut Bar) -> Result<()> {
+fn batch(args: &BatchArgs, controller: &mut Bar) -> Result<()> {
     // Loopback accepts datagrams of every size, and has no frames.
     let place = if args.place.testbed { ONE_LINK.require()? } else { Place::Loopback };
     let methods = or_default(&args.receivers, &place.available(&RecvMethod::ALL));
@@ -108,11 +108,11 @@ fn batch(args: &BatchArgs, director: &mut Bar) -> Result<()> {
     let options = Options { sizes, ..options(&args.common, &[1], Vec::new(), Duration::ZERO, None) };
     let plan =
         Plan { methods, messages: or_default(&args.common.batch, &RECV_BATCHES), fills: args.iterations };
-    let document = experiments::batch::run(&mut setup, &options, &plan, director)?;
-    finish(&args.common, director, "batch", &document)
+    let document = experiments::batch::run(&mut setup, &options, &plan, controller)?;
+    finish(&args.common, controller, "batch", &document)
 }
 
-fn replies(args: &RepliesArgs, director: &mut Bar) -> Result<()> {
+fn replies(args: &RepliesArgs, controller: &mut Bar) -> Result<()> {
     let setup = Place::Loopback.create(&args.common)?;
     let options = Options {
         sizes: or_default(&args.common.size, &REPLY_SIZES),
@@ -120,11 +120,11 @@ fn replies(args: &RepliesArgs, director: &mut Bar) -> Result<()> {
     };
     let senders = or_default(&args.senders, &SendMethod::ALL);
     let batches = or_default(&args.common.batch, &SEND_BATCHES);
-    let document = experiments::replies::run(&setup, &options, &senders, &batches, director)?;
-    finish(&args.common, director, "replies", &document)
+    let document = experiments::replies::run(&setup, &options, &senders, &batches, controller)?;
+    finish(&args.common, controller, "replies", &document)
 }
 
-fn gso(args: &GsoArgs, director: &mut Bar) -> Result<()> {
+fn gso(args: &GsoArgs, controller: &mut Bar) -> Result<()> {
     let receivers = or_default(&args.receivers, &experiments::rx::GSO_RECEIVERS);
     Place::Loopback.check_receivers(&receivers)?;
     let mut setup = Place::Loopback.create(&args.common)?;
@@ -133,20 +133,20 @@ fn gso(args: &GsoArgs, director: &mut Bar) -> Result<()> {
         gso: true,
         ..options(&args.common, &args.threads, receivers, args.duration, args.rate.pps())
     };
-    let document = experiments::rx::run(&mut setup, &options, director)?;
-    finish(&args.common, director, "gso", &document)
+    let document = experiments::rx::run(&mut setup, &options, controller)?;
+    finish(&args.common, controller, "gso", &document)
 }
 
-fn churn(args: &ChurnArgs, director: &mut Bar) -> Result<()> {
+fn churn(args: &ChurnArgs, controller: &mut Bar) -> Result<()> {
     let place = Place::select(&args.place, ONE_LINK, args.place.testbed)?;
     place.check_sizes(&args.common.size, FRAME_PAYLOAD_MAX)?;
     let mut setup = place.create(&args.common)?;
     let options = options(&args.common, &args.lanes, vec![Kind::LaneMmsg], args.duration, args.rate);
-    let document = experiments::churn::run(&mut setup, &options, args.change_interval, director)?;
-    finish(&args.common, director, "churn", &document)
+    let document = experiments::churn::run(&mut setup, &options, args.change_interval, controller)?;
+    finish(&args.common, controller, "churn", &document)
 }
 
-fn flap(args: &FlapArgs, director: &mut Bar) -> Result<()> {
+fn flap(args: &FlapArgs, controller: &mut Bar) -> Result<()> {
     let place = ONE_LINK.require()?;
     let receivers = or_default(&args.receivers, &experiments::flap::RECEIVERS);
     place.check_receivers(&receivers)?;
@@ -154,11 +154,11 @@ fn flap(args: &FlapArgs, director: &mut Bar) -> Result<()> {
     let mut setup = place.create(&args.common)?;
     let options = options(&args.common, &args.threads, receivers, args.duration, args.rate);
     let events = or_default(&args.events, &Event::ALL);
-    let document = experiments::flap::run(&mut setup, &options, &events, director)?;
-    finish(&args.common, director, "flap", &document)
+    let document = experiments::flap::run(&mut setup, &options, &events, controller)?;
+    finish(&args.common, controller, "flap", &document)
 }
 
-fn rtt(args: &RttArgs, director: &mut Bar) -> Result<()> {
+fn rtt(args: &RttArgs, controller: &mut Bar) -> Result<()> {
     if let Some(size) = args.common.size.iter().find(|size| **size < SEQ_LEN) {
         bail!(UsageError(format!(
             "--size {size} is too small: a request carries its number, in {SEQ_LEN} bytes"
@@ -166,9 +166,9 @@ fn rtt(args: &RttArgs, director: &mut Bar) -> Result<()> {
     }
     let duration = args.duration.unwrap_or(if args.quick { QUICK_RTT_DURATION } else { RTT_SAMPLE_DURATION });
     let place = Place::select(&args.place, ONE_LINK, args.place.testbed)?;
-    for placement in args.placements.iter().filter(|placement| placement.needs_device()) {
-        ensure!(place.has_device(), "--placements {placement} needs a testbed (root, without --loopback)");
-        place::check_two_cpus(&args.common, format!("--placements {placement}"))?;
+    for layout in args.cpu_layouts.iter().filter(|layout| layout.needs_device()) {
+        ensure!(place.has_device(), "--cpu-layouts {layout} needs a testbed (root, without --loopback)");
+        place::check_two_cpus(&args.common, format!("--cpu-layouts {layout}"))?;
     }
     // A quick run has no time for all contenders.
     let mut usual = place.available(&Contender::defaults());
@@ -180,12 +180,12 @@ fn rtt(args: &RttArgs, director: &mut Bar) -> Result<()> {
     let quick_rates = if args.quick { &[5e3, 20e3][..] } else { &[] };
     let plan = rtt::Plan {
         contenders,
-        placements: args.placements.clone(),
+        cpu_layouts: args.cpu_layouts.clone(),
         rates: or_default(&args.rate, quick_rates),
         arrivals: args.arrivals,
     };
     let mut setup = place.create(&args.common)?;
     let options = Options { quick: args.quick, ..options(&args.common, &[1], Vec::new(), duration, None) };
-    let document = rtt::run(&mut setup, &options, &plan, director)?;
-    finish(&args.common, director, "rtt", &document)
+    let document = rtt::run(&mut setup, &options, &plan, controller)?;
+    finish(&args.common, controller, "rtt", &document)
 }

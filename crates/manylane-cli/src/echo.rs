@@ -23,6 +23,8 @@ use crate::signals;
 /// Name of the document.
 const SCHEMA: &str = "manylane.echo.v1";
 
+/// Default interval of statistics.
+const DEFAULT_INTERVAL: Duration = Duration::from_secs(5);
 /// Interval at which signals are checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -50,10 +52,11 @@ pub(crate) fn run(args: &EchoArgs) -> Result<()> {
     let _control = ControlSocket::open(&socket.handle())
         .map_err(|err| log::warn!("'manylane top' and 'limit' cannot reach this process: {err}"));
     let handle = socket.handle();
+    let interval = args.common.interval.unwrap_or(DEFAULT_INTERVAL);
     let served = AtomicBool::new(false);
     let start = Instant::now();
     let counters = thread::scope(|scope| {
-        scope.spawn(|| monitor(&handle, &stop, &served, args.interval));
+        scope.spawn(|| monitor(&handle, &stop, &served, interval));
         let counters = socket.serve(|batch: Batch<'_>, out: &mut Outbox<'_>| {
             for datagram in batch {
                 out.reply_borrowed(&datagram, datagram.payload());
@@ -73,7 +76,7 @@ pub(crate) fn run(args: &EchoArgs) -> Result<()> {
 fn open(args: &EchoArgs) -> Result<Socket> {
     let mut builder = Builder::new(args.addr.as_str())?;
     builder
-        .engine(args.engine)
+        .engine(args.common.engine.unwrap_or_default())
         .steering(args.common.steering.unwrap_or_default())
         .steering_backend(args.steering_backend)
         .placement(args.placement.clone())
@@ -97,16 +100,16 @@ fn open(args: &EchoArgs) -> Result<Socket> {
     for vlan in &args.xdp_vlan {
         builder.xdp_vlan(*vlan);
     }
-    if !args.interface.is_empty() {
-        builder.xdp_devices(args.interface.clone());
+    if !args.common.interface.is_empty() {
+        builder.xdp_devices(args.common.interface.clone());
     }
-    if let Some(micros) = args.rx_usecs {
+    if let Some(micros) = args.common.rx_usecs {
         builder.rx_coalesce(Duration::from_micros(micros));
     }
     if let Some(gro) = args.gro {
         builder.gro(gro.is_on());
     }
-    if let Some(lanes) = args.lanes {
+    if let Some(lanes) = args.common.lanes {
         builder.lanes(lanes);
     }
     if let Some(bytes) = args.recv_buffer {
@@ -207,7 +210,7 @@ struct Settings {
     /// The preferred engine, if another one is in use.
     #[serde(skip)]
     hoped: &'static str,
-    /// Why the preferred engine is not in use.
+    /// The reason why the preferred engine is not in use.
     engine_why: Option<String>,
     /// Queues of devices that feed lanes past the kernel's stack, as `device:queue`.
     xdp_queues: Vec<String>,
@@ -239,7 +242,7 @@ impl Settings {
             addr: socket.local_addr().to_string(),
             lanes: socket.lane_count(),
             engine: socket.engine().to_string(),
-            hoped: if args.engine == Engine::Uring { "uring" } else { "xdp" },
+            hoped: if args.common.engine == Some(Engine::Uring) { "uring" } else { "xdp" },
             engine_why: socket.fallback().map(str::to_owned),
             xdp_queues: socket.xdp_queues().iter().map(|at| format!("{}:{}", at.device, at.queue)).collect(),
             steering: steering.policy.to_string(),

@@ -15,7 +15,7 @@ const LIBRARY: &str = "libmanylane_preload.so";
 /// The default for a missing `PATH`.
 const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin";
 
-/// Why a program cannot be started.
+/// The reason why a program cannot be started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Missing {
     /// There is no program of that name.

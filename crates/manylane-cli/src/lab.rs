@@ -24,9 +24,9 @@ pub(crate) fn run(args: &LabArgs) -> Result<()> {
         LabPaper::Priambodo => vec![Paper::Priambodo],
         LabPaper::All => Paper::ALL.to_vec(),
     };
-    let settings = LabSettings::new(output::command_line(), &papers, args.only.clone(), scale(args));
-    let parts = settings.parts();
-    ensure!(!parts.is_empty(), "unknown part {}: see --list", args.only.as_deref().unwrap_or_default());
+    let settings = LabSettings::new(output::command_line(), &papers, args.parts.clone(), scale(args));
+    let parts = settings.selected_parts();
+    ensure!(!parts.is_empty(), "unknown part {}: see --list", args.parts.join(","));
     if args.list {
         let names: Vec<String> = parts.into_iter().map(|(_, part)| part.id + "\n").collect();
         return output::print(&names.concat());
@@ -70,12 +70,12 @@ fn scale(args: &LabArgs) -> Scale {
 
 /// Runs the parts. After an interruption, the others can be run later.
 fn run_parts(state: &mut State, args: &LabArgs) -> Result<LabDocument> {
-    let mut director = Bar::new()?;
-    let done = lab::run(state, &mut director);
-    director.progress = Progress::bar();
+    let mut controller = Bar::new()?;
+    let done = lab::run(state, &mut controller);
+    controller.progress = Progress::bar();
     match done {
-        Err(_) if director.stop.load(Ordering::Relaxed) => {
-            let all = state.settings().parts().len();
+        Err(_) if controller.stop.load(Ordering::Relaxed) => {
+            let all = state.settings().selected_parts().len();
             bail!(
                 "stopped: {} of {all} parts are done and saved; to continue, repeat the command with --resume {}{}",
                 state.done_parts(),

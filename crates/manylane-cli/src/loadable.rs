@@ -21,7 +21,7 @@ const INTERPRETER_DEPTH_MAX: usize = 5;
 /// Number of bytes that the kernel reads of a script's first line.
 const FIRST_LINE_LEN: usize = 256;
 
-/// Why a program runs without lanes.
+/// The reason why a program runs without lanes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NotLoadable {
     /// The file in question: the program, or the interpreter of a script.

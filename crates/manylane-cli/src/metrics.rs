@@ -1,10 +1,8 @@
-//! Counters in the text format of Prometheus over HTTP (`--metrics`), served by the library.
+//! `--metrics`: counters in the text format of Prometheus over HTTP, served by the library.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use manylane::{MetricsPage, MetricsServer};
-use serde::Serialize;
-use serde_json::Value;
+use manylane::MetricsServer;
 
 use crate::output;
 
@@ -22,50 +20,9 @@ pub(crate) fn keep(server: MetricsServer) {
     std::mem::forget(server);
 }
 
-/// Adds all numbers of a row as counters, named by their fields.
-pub(crate) fn add_counters(
-    page: &mut MetricsPage,
-    prefix: &str,
-    labels: &[(&str, &str)],
-    row: &impl Serialize,
-    but: &[&str],
-) {
-    let Ok(Value::Object(fields)) = serde_json::to_value(row) else { return };
-    for (field, value) in fields.iter().filter(|(field, _)| !but.contains(&field.as_str())) {
-        if let Some(value) = value.as_u64() {
-            page.add(&format!("{prefix}_{field}_total"), "counter", labels, value);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_metrics_page_is_valid_prometheus_text() {
-        #[derive(Serialize)]
-        struct Row {
-            name: &'static str,
-            sent: u64,
-            steered: Option<u64>,
-            tid: u32,
-        }
-        let mut page = MetricsPage::default();
-        page.add("manylane_lanes", "gauge", &[("socket", "a\"b\\c\nd")], 2);
-        for (lane, sent) in [("0", 5), ("1", 7)] {
-            let row = Row { name: "x", sent, steered: None, tid: 9 };
-            add_counters(&mut page, "manylane_lane", &[("lane", lane)], &row, &["tid"]);
-        }
-        assert_eq!(
-            page.to_string(),
-            "# TYPE manylane_lanes gauge\n\
-             manylane_lanes{socket=\"a\\\"b\\\\c\\nd\"} 2\n\
-             # TYPE manylane_lane_sent_total counter\n\
-             manylane_lane_sent_total{lane=\"0\"} 5\n\
-             manylane_lane_sent_total{lane=\"1\"} 7\n"
-        );
-    }
 
     #[test]
     fn listen_addresses_are_parsed() {

@@ -88,20 +88,6 @@ pub(crate) fn cpus(text: &str) -> Result<Vec<usize>, String> {
     manylane_sys::cpu::parse_list(text).ok_or_else(|| "expected CPUs such as 0-3,6".into())
 }
 
-/// A list of ports and ranges, `53,8000-8010`, unchanged.
-pub(crate) fn ports(text: &str) -> Result<String, String> {
-    let port = |text: &str| text.parse::<u16>().ok().filter(|port| *port > 0);
-    let right = |part: &str| match part.split_once('-') {
-        Some((first, last)) => matches!((port(first), port(last)), (Some(a), Some(b)) if a <= b),
-        None => port(part).is_some(),
-    };
-    if text.split(',').all(right) {
-        Ok(text.to_owned())
-    } else {
-        Err("expected ports such as 53 or 53,8000-8010".into())
-    }
-}
-
 fn scaled(text: &str) -> Option<f64> {
     let (number, unit) = split(text);
     let scale = match unit {
@@ -161,10 +147,6 @@ mod tests {
         assert_eq!(bytes("4MiB"), Ok(4 << 20));
         assert!(bytes("4 furlongs").is_err() && bytes("0").is_err());
         assert_eq!(cpus("0-2,5"), Ok(vec![0, 1, 2, 5]));
-        assert_eq!(ports("53,8000-8010").as_deref(), Ok("53,8000-8010"));
-        for bad in ["", "0", "53,", "80-70", "70000", "domain"] {
-            assert!(ports(bad).is_err(), "{bad}");
-        }
         assert!(cpus("0-").is_err() && cpus("a").is_err() && cpus("3-1").is_err());
     }
 }

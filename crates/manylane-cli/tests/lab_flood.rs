@@ -24,7 +24,7 @@ fn netns_sarma_floods_are_measured() {
     {
         return;
     }
-    let words = ["sarma", "--quick", "--flood-duration", "400ms", "--only", "softirqs"];
+    let words = ["sarma", "--quick", "--flood-duration", "400ms", "--parts", "softirqs"];
     let rows = rows("lab-flood", &words);
     assert_eq!(in_table(&rows, "figure 7").len(), 20);
     assert_eq!(in_table(&rows, "figure 8").len(), 20);

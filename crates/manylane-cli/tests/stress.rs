@@ -46,7 +46,7 @@ fn loopback_random_calls_match_the_kernel() {
     alone.arg(SECONDS);
     let report = Path::new(env!("CARGO_TARGET_TMPDIR")).join("stress.json");
     let mut with = Command::new(env!("CARGO_BIN_EXE_manylane"));
-    with.args(["run", "--quiet", "--json"]).arg(&report).arg("--").arg(&stress).arg(SECONDS);
+    with.args(["run", "--quiet", "--json-file"]).arg(&report).arg("--").arg(&stress).arg(SECONDS);
     // Both at the same time: each uses a third of a CPU.
     let both = thread::scope(|scope| {
         [alone, with].map(|command| scope.spawn(|| run(command))).map(|running| running.join().unwrap())

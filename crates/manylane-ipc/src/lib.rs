@@ -6,6 +6,8 @@
 //! | [`lease`] | queues of devices: messages between the preload library and its lessor | `abi/manylane_lease.h` |
 //! | [`next_hops`] | next hops of peers: the lessor writes, the preload library reads | `abi/manylane_next_hops.h` |
 //! | [`capture`] | copies of frames: lanes of engine `xdp` write, `manylane capture` reads | `abi/manylane_capture.h`; requests are text ([`capture::messages`]) |
+//! | [`ports`] | ports whose sockets may have lanes: `manylane run` writes, the preload library reads | text in the environment |
+//! | [`settings`] | limits of other settings in the environment | |
 //!
 //! A layout is in its header once. Both sides assert it: the header when it is compiled
 //! (`scripts/check-tree.sh`), the module by constants and tests. C programs of tests include the
@@ -28,4 +30,7 @@ pub mod lease;
 #[cfg(not(loom))]
 pub mod next_hops;
 #[cfg(not(loom))]
+pub mod ports;
+#[cfg(not(loom))]
 pub mod report;
+pub mod settings;

@@ -134,11 +134,12 @@ impl Paper {
 impl LabSettings {
     /// The parts of the run, in order.
     #[must_use]
-    pub fn parts(&self) -> Vec<(Paper, Part)> {
+    pub fn selected_parts(&self) -> Vec<(Paper, Part)> {
         let all = self.papers.iter().flat_map(|&paper| {
             (paper.experiments().parts)(&self.scale).into_iter().map(move |part| (paper, part))
         });
-        let wanted = |part: &Part| self.only.as_ref().is_none_or(|only| part.id.contains(only.as_str()));
+        let wanted =
+            |part: &Part| self.parts.is_empty() || self.parts.iter().any(|text| part.id.contains(text));
         all.filter(|(_, part)| wanted(part)).collect()
     }
 }
@@ -151,26 +152,26 @@ pub type LabDocument = Document<LabSettings, Row>;
 ///
 /// # Errors
 /// Fails if it is stopped, or the state cannot be written.
-pub fn run(state: &mut State, director: &mut dyn Controller) -> Result<LabDocument> {
+pub fn run(state: &mut State, controller: &mut dyn Controller) -> Result<LabDocument> {
     let settings = state.settings().clone();
-    let parts = settings.parts();
-    anyhow::ensure!(!parts.is_empty(), "unknown part {}: see --list", settings.only.unwrap_or_default());
+    let parts = settings.selected_parts();
+    anyhow::ensure!(!parts.is_empty(), "unknown part {}: see --list", settings.parts.join(","));
     let mut places = Setups::new(settings.scale.clone());
     for (index, (paper, part)) in parts.iter().enumerate() {
         if state.has(&part.id) {
             continue;
         }
-        check_stop(director.stop())?;
-        director.progress(index as f64 / parts.len() as f64, &part.id);
+        check_stop(controller.stop())?;
+        controller.progress(index as f64 / parts.len() as f64, &part.id);
         let begun = Instant::now();
-        let rows = (part.run)(&mut places, director.stop());
+        let rows = (part.run)(&mut places, controller.stop());
         // An error may be caused by the stop, so that the part is not done.
-        check_stop(director.stop())?;
+        check_stop(controller.stop())?;
         let rows = rows.unwrap_or_else(|err| vec![Row::failed(&part.id, &format!("{err:#}"))]);
         let rows = rows.into_iter().map(|row| Row { paper: *paper, part: part.id.clone(), ..row }).collect();
         state.record_part(&part.id, begun.elapsed().as_secs_f64(), rows)?;
     }
-    director.progress(1.0, "done");
+    controller.progress(1.0, "done");
     Ok(to_document(state))
 }
 
@@ -180,7 +181,7 @@ pub(crate) fn to_document(state: &State) -> LabDocument {
     let mut rows = Vec::new();
     for &paper in &settings.papers {
         let own: Vec<Row> = state.rows().filter(|row| row.paper == paper).cloned().collect();
-        rows.extend(merge(paper, own, &(paper.experiments().values)(), settings.only.is_none()));
+        rows.extend(merge(paper, own, &(paper.experiments().values)(), settings.parts.is_empty()));
     }
     Document { schema: SCHEMA.into(), machine: state.machine().clone(), settings, rows }
 }
@@ -195,8 +196,8 @@ mod tests {
     #[test]
     fn part_and_table_names_are_unique() {
         for scale in [Scale::quick(), Scale::full()] {
-            let settings = LabSettings::new(String::new(), &Paper::ALL, None, scale.clone());
-            let parts = settings.parts();
+            let settings = LabSettings::new(String::new(), &Paper::ALL, Vec::new(), scale.clone());
+            let parts = settings.selected_parts();
             let names: HashSet<&str> = parts.iter().map(|(_, part)| part.id.as_str()).collect();
             assert_eq!(names.len(), parts.len());
             for (paper, part) in &parts {
@@ -232,7 +233,7 @@ mod tests {
     fn an_interrupted_part_is_not_done() {
         let folder = tempfile::TempDir::new().unwrap();
         for paper in Paper::ALL {
-            let settings = LabSettings::new(String::new(), &[paper], None, Scale::quick());
+            let settings = LabSettings::new(String::new(), &[paper], Vec::new(), Scale::quick());
             let mut state = State::create(&folder.path().join("state.jsonl"), settings).unwrap();
             let err = run(&mut state, &mut StopController(AtomicBool::new(false))).unwrap_err();
             assert!(err.to_string().contains("interrupted"), "{err:#}");

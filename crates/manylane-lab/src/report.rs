@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn the_page_is_self_contained() {
-        let settings = LabSettings::new("manylane lab '<&>'".into(), &Paper::ALL, None, Scale::quick());
+        let settings = LabSettings::new("manylane lab '<&>'".into(), &Paper::ALL, Vec::new(), Scale::quick());
         let page = |columns: &[&str]| {
             let mut rows = Vec::new();
             for (paper, table, column) in Paper::ALL.into_iter().flat_map(|paper| {

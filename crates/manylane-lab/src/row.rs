@@ -27,7 +27,7 @@ pub struct Row {
     pub value: Option<f64>,
     /// The paper's number, if it has one.
     pub printed: Option<f64>,
-    /// Why there is no value.
+    /// The reason why there is no value.
     pub why_not: Option<String>,
     /// The raw samples.
     pub samples: Vec<f64>,

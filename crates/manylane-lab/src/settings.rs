@@ -16,8 +16,8 @@ pub struct LabSettings {
     pub started_unix: u64,
     /// The papers.
     pub papers: Vec<Paper>,
-    /// Only the parts whose names contain this.
-    pub only: Option<String>,
+    /// The parts: those whose names contain one of these texts; empty: all.
+    pub parts: Vec<String>,
     /// The scale of the run.
     pub scale: Scale,
 }
@@ -25,8 +25,8 @@ pub struct LabSettings {
 impl LabSettings {
     /// Settings of a run that begins now.
     #[must_use]
-    pub fn new(command: String, papers: &[Paper], only: Option<String>, scale: Scale) -> Self {
+    pub fn new(command: String, papers: &[Paper], parts: Vec<String>, scale: Scale) -> Self {
         let started_unix = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
-        Self { command, started_unix, papers: papers.to_vec(), only, scale }
+        Self { command, started_unix, papers: papers.to_vec(), parts, scale }
     }
 }

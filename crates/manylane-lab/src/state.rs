@@ -220,15 +220,15 @@ fn ensure_same_settings(path: &Path, then: &LabSettings, now: &LabSettings) -> R
         names(then),
         names(now)
     );
-    let same = then.scale == now.scale && then.only == now.only;
+    let same = then.scale == now.scale && then.parts == now.parts;
     ensure!(
         same,
-        "{} has other settings: it was started with {:?} and only {:?}, but now these are {:?} and {:?}; use the same options",
+        "{} has other settings: it was started with {:?} and parts {:?}, but now these are {:?} and {:?}; use the same options",
         path.display(),
         then.scale,
-        then.only,
+        then.parts,
         now.scale,
-        now.only
+        now.parts
     );
     Ok(())
 }
@@ -241,7 +241,7 @@ mod tests {
     use crate::{Paper, Scale};
 
     fn settings() -> LabSettings {
-        LabSettings::new("manylane lab rivera".into(), &[Paper::Rivera], None, Scale::quick())
+        LabSettings::new("manylane lab rivera".into(), &[Paper::Rivera], Vec::new(), Scale::quick())
     }
 
     /// A folder that is deleted with this value, and the path of the state in it.

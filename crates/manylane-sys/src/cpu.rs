@@ -174,6 +174,7 @@ pub fn thread_usage() -> ThreadUsage {
 #[must_use]
 pub fn thread_cpu_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // By libc, as in `tick`.
     // SAFETY: the kernel writes `time`, which lives across the call; this clock exists on every
     // Linux.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };

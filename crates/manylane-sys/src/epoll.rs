@@ -121,6 +121,7 @@ impl Epoll {
             tv_sec: timeout.as_secs() as libc::time_t,
             tv_nsec: libc::c_long::from(timeout.subsec_nanos() as i32),
         };
+        // rustix waits for whole milliseconds, unless the timeout is longer than an int has.
         // SAFETY: the kernel writes at most `most` events into the vector, which has that many; it
         // reads `time`, which lives across the call; a null signal mask leaves the mask alone.
         let ready = unsafe {
@@ -142,7 +143,7 @@ impl Epoll {
             return Err(err);
         }
         // Before Linux 5.11: whole milliseconds, rounded up so that a short wait is not a busy
-        // loop.
+        // loop. Not by rustix, whose events have another type than those above.
         let millis = timeout.as_nanos().div_ceil(1_000_000).min(60_000) as libc::c_int;
         // SAFETY: as above.
         let ready = crate::check(unsafe {

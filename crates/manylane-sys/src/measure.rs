@@ -16,6 +16,7 @@ pub fn thread_cpu_time_of(tid: i32) -> io::Result<Duration> {
     const PER_THREAD_SCHED: libc::clockid_t = 4 | 2;
     let clock = (!tid << 3) | PER_THREAD_SCHED;
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // Not by rustix, which has no clocks of other threads.
     // SAFETY: the kernel writes `time`, which lives across the call, and checks the clock's number.
     crate::check(unsafe { libc::clock_gettime(clock, &raw mut time) })?;
     Ok(Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32))

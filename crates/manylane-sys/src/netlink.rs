@@ -34,7 +34,7 @@ pub struct Message<'a> {
     pub flags: u16,
     /// Number of the request that it answers.
     pub sequence: u32,
-    /// What follows the header.
+    /// The bytes after the header.
     pub payload: &'a [u8],
 }
 

@@ -172,6 +172,7 @@ pub fn try_wait(pid: i32) -> io::Result<Option<(i32, WaitStatus)>> {
 /// # Errors
 /// `ESRCH` if there is no such process, `EPERM` without permission.
 pub fn send_signal(pid: i32, signal: i32) -> io::Result<()> {
+    // Not by rustix, which has no real-time signals, no check (0) and no groups in one call.
     // SAFETY: takes no pointer.
     check(unsafe { libc::kill(pid, signal) }).map(drop)
 }

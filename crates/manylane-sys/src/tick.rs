@@ -1,7 +1,12 @@
 //! Sleeping until a common tick, the time of the last tick of the kernel, and the slack of timers.
+//!
+//! Clocks are read by libc, which has found the vDSO when the process started. rustix would search
+//! it again, in programs of users too.
 
-use std::ptr;
+use std::num::NonZeroU64;
 use std::time::Duration;
+
+use rustix::thread::{self, ClockId, Timespec};
 
 /// Sleeps until the monotonic clock is next at a multiple of `period`; a signal ends it early.
 ///
@@ -11,11 +16,8 @@ use std::time::Duration;
 pub fn sleep(period: Duration) {
     let (now, left) = time_to_tick(period);
     let next = now.saturating_add(left);
-    let at = libc::timespec { tv_sec: next / NANOS_PER_SEC, tv_nsec: next % NANOS_PER_SEC };
-    // SAFETY: the kernel reads `at`, which lives across the call; no remainder is asked for.
-    unsafe {
-        libc::clock_nanosleep(libc::CLOCK_MONOTONIC, libc::TIMER_ABSTIME, &raw const at, ptr::null_mut())
-    };
+    let at = Timespec { tv_sec: next / NANOS_PER_SEC, tv_nsec: next % NANOS_PER_SEC };
+    _ = thread::clock_nanosleep_absolute(ClockId::Monotonic, &at);
 }
 
 /// The time that [`sleep`] would sleep, for callers that sleep by other means.
@@ -37,8 +39,7 @@ pub fn coarse_ms() -> u32 {
 
 /// Reduces the calling thread's timer slack from 50 µs to 1 µs.
 pub fn reduce_timer_slack() {
-    // SAFETY: PR_SET_TIMERSLACK takes a plain number and touches no memory of ours.
-    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000_usize) };
+    _ = thread::set_current_timer_slack(NonZeroU64::new(1000));
 }
 
 /// The current time, and the time until the next multiple of `period`, in nanoseconds.

@@ -1,4 +1,4 @@
-//! What a test does to its process and to its children.
+//! Calls of a test on its process and its children.
 
 use std::io;
 use std::os::unix::process::CommandExt as _;

@@ -1,5 +1,5 @@
 //! Programs that keep running and never have descriptors of this process beyond the first three.
-//! Why is told in manylane-sys, by `process/isolated.rs`, whose programs run to their end.
+//! The reason is in manylane-sys, `process/isolated.rs`, whose programs run to their end.
 //!
 //! ```text
 //! thread of the caller ─► thread with a table of its own (0, 1, 2) ─► the program

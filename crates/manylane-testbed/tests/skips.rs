@@ -1,4 +1,4 @@
-//! What is told where a test cannot run: each case in a process of its own, for its environment.
+//! Messages of tests that cannot run: each case in a process of its own, for its environment.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed test is what they make")]
 

@@ -5,7 +5,7 @@ use std::fmt;
 /// The result of parsing or writing a header.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a header cannot be parsed or written.
+/// The reason why a header cannot be parsed or written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {

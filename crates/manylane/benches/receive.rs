@@ -1,4 +1,4 @@
-//! What a lane adds to the system call, and what each option of receiving costs.
+//! Cost of a lane beyond the system call, and of each option of receiving.
 //!
 //! `cargo bench -p manylane`: a queue is filled, then emptied by each receiver in turn, with only
 //! the emptying on the clock of the thread. No wake-ups, no second thread, no softirq: just the

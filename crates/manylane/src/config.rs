@@ -113,7 +113,7 @@ impl Builder {
         self
     }
 
-    /// Which CPU each lane's thread runs on in [`Socket::serve`](crate::Socket::serve). Default:
+    /// CPU of each lane's thread in [`Socket::serve`](crate::Socket::serve). Default:
     /// [`Placement::Spread`].
     pub fn placement(&mut self, placement: Placement) -> &mut Self {
         self.config.placement = placement;
@@ -189,7 +189,7 @@ impl Builder {
         self
     }
 
-    /// Which datagrams are dropped when a lane falls behind. Default: [`DropPolicy::Tail`].
+    /// Datagrams to drop when a lane falls behind. Default: [`DropPolicy::Tail`].
     pub fn drop_policy(&mut self, policy: DropPolicy) -> &mut Self {
         self.config.drop_policy = policy;
         self
@@ -384,9 +384,9 @@ pub(crate) struct Config {
     pub(crate) drop_policy: DropPolicy,
     pub(crate) rx_coalesce: Option<Duration>,
     pub(crate) wait: WaitPolicy,
-    /// Why `wait` is not the requested policy.
+    /// The reason why `wait` is not the requested policy.
     pub(crate) wait_fallback: Option<String>,
-    /// Why `engine` is not the requested one.
+    /// The reason why `engine` is not the requested one.
     pub(crate) fallback: Option<String>,
     pub(crate) xdp: XdpOptions,
 }

@@ -19,7 +19,7 @@ enum Class {
     SendLoss,
 }
 
-/// What is known of a counter or sum beside its value.
+/// Properties of a counter or sum.
 pub(crate) struct Description {
     pub(crate) name: &'static str,
     /// The documentation, with a space before each line.

@@ -1,4 +1,4 @@
-//! Which datagrams are dropped when a queue is full: new arrivals, or those queued.
+//! Datagrams to drop when a queue is full: new arrivals, or those queued.
 
 use crate::text_form::text_form;
 

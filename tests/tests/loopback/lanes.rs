@@ -270,7 +270,7 @@ on_every_engine! {
         }
     }
 
-    /// When all lanes are closed, the port is free and stays free, even if a handle still exists.
+    /// The port is free and stays free when all lanes are closed, even if a handle still exists.
     fn removing_all_lanes_frees_the_port(variant) {
         for by in backends(variant.test, &[Ebpf, ClassicBpf, Kernel]) {
             let mut driver = LaneDriver::new(builder(variant, 3, Steering::Flow, by).open().unwrap());

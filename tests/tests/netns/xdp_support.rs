@@ -83,7 +83,7 @@ pub(crate) fn assert_replies_by_xdp(total: &LaneCounters, first: u64) {
     assert!(total.sent - total.sent_by_xdp <= first, "more than {first} replies past XDP: {total:#?}");
 }
 
-/// What the programs of all devices counted as `what`.
+/// Sum of the counter `what` over the programs of all devices.
 pub(crate) fn xdp_count(handle: &Handle, what: &str) -> u64 {
     handle.xdp_counts().iter().filter(|(_, name, _)| *name == what).map(|(_, _, n)| n).sum()
 }

@@ -101,7 +101,7 @@ pub(super) fn compare<M: Copy + fmt::Display>(
     options: &Options,
     methods: &[M],
     messages: &[usize],
-    director: &mut dyn Controller,
+    controller: &mut dyn Controller,
     mut sample: impl FnMut(Config<M>, usize) -> Result<BatchSample>,
 ) -> Result<Vec<BatchRow>> {
     let mut configs = Vec::new();
@@ -110,8 +110,9 @@ pub(super) fn compare<M: Copy + fmt::Display>(
             configs.extend(methods.iter().map(|&method| Config { method, size, messages }));
         }
     }
-    let samples = run_rounds(options.rounds, &configs, director, |config, round, _| sample(*config, round))?;
-    director.progress(1.0, "done");
+    let samples =
+        run_rounds(options.rounds, &configs, controller, |config, round, _| sample(*config, round))?;
+    controller.progress(1.0, "done");
     let row = |(Config { method, size, messages }, samples): (Config<M>, _)| {
         BatchRow::from_samples(&method.to_string(), size, messages, samples)
     };
@@ -123,13 +124,13 @@ pub fn run(
     setup: &mut Setup,
     options: &Options,
     plan: &Plan,
-    director: &mut dyn Controller,
+    controller: &mut dyn Controller,
 ) -> Result<Document<BenchSettings, BatchRow>> {
     let mut settings = options.settings(setup, &Limits::default());
     settings.notes.extend(oversubscribed_note(setup));
     settings.notes.push(format!("each sample drains {} queues of {FILL_DATAGRAMS} datagrams", plan.fills));
     settings.receivers = plan.methods.iter().map(ToString::to_string).collect();
-    let rows = compare(options, &plan.methods, &plan.messages, director, |config, round| {
+    let rows = compare(options, &plan.methods, &plan.messages, controller, |config, round| {
         let receiver = setup.run_at_receiver(|| BatchReceiver::new(setup, options, config))?;
         let cpu = setup.receiver_cpus().first().copied();
         run_pinned(cpu, || measure(setup, receiver, (plan.fills, options.flows), config, round))

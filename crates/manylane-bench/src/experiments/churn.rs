@@ -24,7 +24,7 @@ pub fn run(
     setup: &mut Setup,
     options: &Options,
     interval: Duration,
-    director: &mut dyn Controller,
+    controller: &mut dyn Controller,
 ) -> Result<Document<BenchSettings, ChurnRow>> {
     let limits = Limits { precision: 0.1, ..Limits::default() };
     let mut settings = options.settings(setup, &limits);
@@ -33,11 +33,11 @@ pub fn run(
     let mut rows = Vec::new();
     for &size in &options.sizes {
         for &threads in &options.threads {
-            let pps = safe_rate(setup, options, &[Kind::LaneMmsg], (threads, size), &limits, director)?;
-            rows.push(churn(setup, options, threads, size, pps, interval, director)?);
+            let pps = safe_rate(setup, options, &[Kind::LaneMmsg], (threads, size), &limits, controller)?;
+            rows.push(churn(setup, options, threads, size, pps, interval, controller)?);
         }
     }
-    director.progress(1.0, "done");
+    controller.progress(1.0, "done");
     Ok(Document::new(BENCH_CHURN, settings, rows))
 }
 
@@ -48,7 +48,7 @@ fn churn(
     size: usize,
     pps: f64,
     interval: Duration,
-    director: &mut dyn Controller,
+    controller: &mut dyn Controller,
 ) -> Result<ChurnRow> {
     let receiver = options.receiver_options(setup, Kind::LaneMmsg, threads, size);
     let running = setup.start(Kind::LaneMmsg, &receiver)?;
@@ -70,9 +70,9 @@ fn churn(
             && !changer.is_finished()
             && outcome.is_ok()
         {
-            director.progress(start.elapsed().as_secs_f64() / options.duration.as_secs_f64(), &what);
+            controller.progress(start.elapsed().as_secs_f64() / options.duration.as_secs_f64(), &what);
             thread::sleep(POLL_INTERVAL.min(options.duration.saturating_sub(start.elapsed())));
-            outcome = check_stop(director.stop());
+            outcome = check_stop(controller.stop());
         }
         stop.store(true, Ordering::Relaxed);
         let changed = changer.join().map_err(|_| anyhow!("the thread that changes lanes panicked"))?;

@@ -111,7 +111,7 @@ pub fn run(
     setup: &mut Setup,
     options: &Options,
     events: &[Event],
-    director: &mut dyn Controller,
+    controller: &mut dyn Controller,
 ) -> Result<Document<BenchSettings, FlapRow>> {
     ensure!(setup.hosts().is_some(), "bench flap takes links down, and needs a testbed (root)");
     let limits = Limits { precision: 0.1, ..Limits::default() };
@@ -120,14 +120,14 @@ pub fn run(
     let mut rows = Vec::new();
     for &size in &options.sizes {
         for &threads in &options.threads {
-            let pps = safe_rate(setup, options, &options.receivers, (threads, size), &limits, director)?;
+            let pps = safe_rate(setup, options, &options.receivers, (threads, size), &limits, controller)?;
             let beside = |&kind: &Kind| events.iter().map(move |&event| Config { kind, event });
             let configs: Vec<Config> = options.receivers.iter().flat_map(beside).collect();
             let is_supported = |config: &Config| config.event.is_supported(config.kind);
             let configs: Vec<Config> = configs.into_iter().filter(is_supported).collect();
             let load =
                 Load { pps: Some(pps), duration: options.duration, size, flows: options.flows, gso: false };
-            let samples = run_rounds(options.rounds, &configs, director, |config, round, _| {
+            let samples = run_rounds(options.rounds, &configs, controller, |config, round, _| {
                 let receiver = options.receiver_options(setup, config.kind, threads, size);
                 flap(setup, config, &receiver, &load, round)
             })?;
@@ -137,7 +137,7 @@ pub fn run(
             }));
         }
     }
-    director.progress(1.0, "done");
+    controller.progress(1.0, "done");
     Ok(Document::new(BENCH_FLAP, settings, rows))
 }
 

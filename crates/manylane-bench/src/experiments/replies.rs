@@ -39,13 +39,13 @@ pub fn run(
     options: &Options,
     senders: &[SendMethod],
     messages: &[usize],
-    director: &mut dyn Controller,
+    controller: &mut dyn Controller,
 ) -> Result<Document<BenchSettings, BatchRow>> {
     let mut settings = options.settings(setup, &Limits::default());
     settings.receivers = senders.iter().map(ToString::to_string).collect();
     settings.notes.push("a filter of the destination socket drops all datagrams".into());
     let cpu = setup.receiver_cpus().first().copied();
-    let rows = compare(options, senders, messages, director, |config, round| {
+    let rows = compare(options, senders, messages, controller, |config, round| {
         run_pinned(cpu, || measure(config, round))
     })?;
     Ok(Document::new(BENCH_REPLIES, settings, rows))

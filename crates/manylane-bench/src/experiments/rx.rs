@@ -55,7 +55,7 @@ struct Config {
 pub fn run(
     setup: &mut Setup,
     options: &Options,
-    director: &mut dyn Controller,
+    controller: &mut dyn Controller,
 ) -> Result<Document<BenchSettings, BenchRow>> {
     let limits = Limits::default();
     let mut settings = options.settings(setup, &limits);
@@ -67,7 +67,7 @@ pub fn run(
         settings.sender += " in GSO messages";
     }
     let (start, spent, planned) = (Instant::now(), Duration::ZERO, Duration::ZERO);
-    let mut bench = Bench { setup, options, limits, controller: director, start, spent, planned };
+    let mut bench = Bench { setup, options, limits, controller, start, spent, planned };
     let mut rows = Vec::new();
     bench.plan();
     for &size in &options.sizes {

@@ -1,3 +1,5 @@
+//! Every kind of receiver over loopback: it counts each datagram, answers each request, and stops.
+
 use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 

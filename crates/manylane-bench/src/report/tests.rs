@@ -1,3 +1,5 @@
+//! Pages and tables of made-up rows: complete, with the right comparisons.
+
 use super::*;
 use crate::schema::{
     BENCH_BATCH, BENCH_CHURN, BENCH_ECHO, BENCH_FLAP, BENCH_FLOOD, BENCH_RTT, BENCH_RX, BatchRow,
@@ -16,7 +18,7 @@ fn sample(round: usize, rx_cpu_ns: f64) -> Sample {
         sent: 1000,
         delivered: 1000,
         kernel_dropped: 3,
-        taken: None,
+        received: None,
     }
 }
 
@@ -65,7 +67,7 @@ fn costs_are_compared_with_the_cheapest_baseline_of_as_many_threads() {
     assert_eq!(ratio(&rows[7]), "0.50 (0.008) reuseport/gro");
     assert_eq!((ratio(&rows[0]), ratio(&rows[8])), (" ".into(), " ".into()), "a baseline, and none measured");
     for sample in rows.iter_mut().flat_map(|row| &mut row.samples) {
-        sample.taken = Some(1000);
+        sample.received = Some(1000);
     }
     let html = page(BENCH_ECHO, &rows, 3, 1 + 9);
     assert!(html.contains("per answered request") && !html.contains("per datagram"));
@@ -137,7 +139,7 @@ fn round_trips_are_compared_with_the_blocking_receiver() {
         };
         RttRow {
             wait: wait.into(),
-            placement: "apart".into(),
+            cpu_layout: "apart".into(),
             mode: mode.into(),
             rate: (mode == "open").then_some(20e3),
             ..RttRow::from_samples(receiver, 64, (0..5).map(seen).collect())

@@ -57,8 +57,8 @@ pub struct RttSample {
     pub rtt: RttMetrics,
 }
 
-/// One row of `bench rtt`: one contender in one mode and placement. Figures are medians over the
-/// samples.
+/// One row of `bench rtt`: one contender in one mode and CPU layout. Figures are medians over
+/// the samples.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct RttRow {
     /// Common fields.
@@ -66,8 +66,8 @@ pub struct RttRow {
     pub figures: Metrics,
     /// Wait policy: `sleep`, `busy-poll`, `spin:1000`, `adaptive`.
     pub wait: String,
-    /// Placement of server, generator and device work: `apart`, `together`, …
-    pub placement: String,
+    /// CPU layout of server, generator and device work: `apart`, `together`, …
+    pub cpu_layout: String,
     /// `ping-pong`, `open` (a loop at a fixed rate) or `idle`.
     pub mode: String,
     /// Requests per second of an open loop.
@@ -113,7 +113,7 @@ const BASELINE: &str = "socket/recvfrom+sleep";
 impl Figures for RttRow {
     const COLUMNS: &'static [&'static str] = &[
         "contender",
-        "placement",
+        "CPU layout",
         "load",
         "bytes",
         "loss %",
@@ -132,13 +132,13 @@ impl Figures for RttRow {
     fn cells(&self, all: &[Self]) -> Vec<String> {
         let is_idle = self.mode == "idle";
         let micros = |nanos: f64| if is_idle { "–".into() } else { format!("{:.1}", nanos / 1e3) };
-        let key = |row: &Self| (row.placement.clone(), row.load(), row.figures.size);
+        let key = |row: &Self| (row.cpu_layout.clone(), row.load(), row.figures.size);
         let base = all.iter().find(|row| row.contender() == BASELINE && key(row) == key(self));
         let p99 = |row: &Self| row.samples_of(|sample| sample.rtt.p99_ns / 1e3);
         let base = base.filter(|base| !is_idle && base.contender() != self.contender());
         vec![
             self.contender(),
-            self.placement.clone(),
+            self.cpu_layout.clone(),
             self.load(),
             self.figures.size.to_string(),
             format!("{:.3}", self.figures.loss * 100.0),
@@ -156,7 +156,7 @@ impl Figures for RttRow {
     }
 
     fn section(&self) -> String {
-        format!("{}, requests of {} bytes", self.placement, self.figures.size)
+        format!("{}, requests of {} bytes", self.cpu_layout, self.figures.size)
     }
 
     /// Figures for each receiver, with the baseline beside it.

@@ -103,7 +103,7 @@ impl Figures for BenchRow {
     }
 
     fn figures(rows: &[&Self]) -> Vec<Figure> {
-        let is_echo = rows.iter().flat_map(|row| &row.samples).any(|sample| sample.taken.is_some());
+        let is_echo = rows.iter().flat_map(|row| &row.samples).any(|sample| sample.received.is_some());
         let unit = if is_echo { "answered request" } else { "datagram" };
         let key = |row: &Self| (row.figures.receiver.clone(), row.figures.threads.to_string());
         let mut rows = rows.to_vec();

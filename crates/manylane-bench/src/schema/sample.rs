@@ -31,7 +31,7 @@ pub struct Sample {
     pub kernel_dropped: u64,
     /// Requests that reached the application, answered or not; in `bench echo` only.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub taken: Option<u64>,
+    pub received: Option<u64>,
 }
 
 impl Sample {
@@ -57,7 +57,7 @@ impl Sample {
             sent,
             delivered,
             kernel_dropped,
-            taken: None,
+            received: None,
         }
     }
 }

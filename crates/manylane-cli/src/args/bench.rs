@@ -14,7 +14,7 @@ use manylane_bench::receivers::Kind;
 use manylane_measure::client::PAYLOAD_LEN_MAX;
 use manylane_testbed::reply_count::CountHook;
 
-use super::values::within;
+use super::values::{rx_usecs, within};
 use crate::parse::{self, Rate};
 
 /// The benchmarks.
@@ -224,7 +224,7 @@ pub(crate) struct FlapArgs {
 /// `manylane bench flood`.
 #[derive(Debug, Args)]
 pub(crate) struct FloodArgs {
-    /// Parts to measure [default: clients, sources, program]
+    /// Parts to run: clients, sources, program [default: all]
     #[arg(long, value_delimiter = ',', value_name = "PART,…")]
     pub(crate) parts: Vec<Part>,
     /// Limit of the server in rounds with a limit, as for `manylane echo`
@@ -264,11 +264,11 @@ pub(crate) struct RttArgs {
     /// Intervals of the open loops: even, or poisson (random, as from many clients)
     #[arg(long, default_value = "even", value_name = "HOW")]
     pub(crate) arrivals: Arrivals,
-    /// Placement of the server, the generator and the device's work
+    /// CPUs of the server, the generator and the device's work
     ///
     /// apart, together, rps-server, napi-server or napi-generator.
-    #[arg(long, value_delimiter = ',', default_value = "apart", value_name = "WHERE,…")]
-    pub(crate) placements: Vec<rtt::placement::Placement>,
+    #[arg(long, value_delimiter = ',', default_value = "apart", value_name = "LAYOUT,…")]
+    pub(crate) cpu_layouts: Vec<rtt::cpu_layout::CpuLayout>,
     /// Length of a sample [default: 500ms; 50ms with --quick]
     #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     pub(crate) duration: Option<Duration>,
@@ -317,7 +317,7 @@ pub(crate) struct BenchArgs {
     /// Delay before a receive (not socket/*); 0: none [default: 0 to 1000]
     ///
     /// As for `manylane echo`.
-    #[arg(long, value_name = "USECS")]
+    #[arg(long, value_name = "USECS", value_parser = rx_usecs())]
     pub(crate) rx_usecs: Option<u64>,
     /// Steering of the lanes, as for `manylane echo`
     #[arg(long, default_value_t = Steering::Flow, value_name = "POLICY")]

@@ -29,9 +29,9 @@ pub(crate) struct LabArgs {
     /// Length of a sample in all other experiments [default: 1s; 300ms with --quick]
     #[arg(long, value_name = "TIME", value_parser = crate::parse::duration)]
     pub(crate) duration: Option<std::time::Duration>,
-    /// Run only the parts whose names contain TEXT (see --list)
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) only: Option<String>,
+    /// Parts to run: those whose names contain one of these (see --list) [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "PART,…")]
+    pub(crate) parts: Vec<String>,
     /// List the parts, and run nothing
     #[arg(long)]
     pub(crate) list: bool,

@@ -170,6 +170,7 @@ mod tests {
     use clap::CommandFactory;
     use manylane::{Placement, Steering};
 
+    use super::serve::LaneArgs;
     use super::*;
 
     #[test]
@@ -208,6 +209,24 @@ mod tests {
             }
         }
         assert!(headings("limit").iter().all(|(_, heading)| heading.is_none()));
+    }
+
+    #[test]
+    fn options_that_echo_and_run_share_are_one_declaration() {
+        let mut cli = Cli::command();
+        cli.build();
+        let options = |name: &str| cli.find_subcommand(name).unwrap().get_opts().collect::<Vec<_>>();
+        let mut shared = 0;
+        for echo in options("echo").into_iter().filter(|option| !option.is_global_set()) {
+            let Some(run) = options("run").into_iter().find(|run| run.get_long() == echo.get_long()) else {
+                continue;
+            };
+            // All that is declared of an option, except its place in the help.
+            let declared = |option: &clap::Arg| format!("{:?}", option.clone().display_order(0));
+            assert_eq!(declared(run), declared(echo));
+            shared += 1;
+        }
+        assert!(shared >= 10, "{shared}");
     }
 
     #[test]
@@ -255,11 +274,14 @@ mod tests {
         };
         let run =
             parse(&["--lanes", "2", "--interval", "5s", "--", "server", "--lanes", "-p", "53"]).unwrap();
-        assert_eq!((run.lanes, run.interval, run.json), (Some(2), Some(Duration::from_secs(5)), None));
+        let LaneArgs { lanes, interval, .. } = run.common;
+        assert_eq!((lanes, interval, run.json_file), (Some(2), Some(Duration::from_secs(5)), None));
         assert_eq!(run.command, ["server", "--lanes", "-p", "53"]);
         let run = parse(&["--interval=0.5", "server", "-x", "--", "--exec"]).unwrap();
-        assert_eq!((run.interval, run.exec), (Some(Duration::from_millis(500)), false));
+        assert_eq!((run.common.interval, run.exec), (Some(Duration::from_millis(500)), false));
         assert_eq!(run.command, ["server", "-x", "--", "--exec"]);
+        let run = parse(&["--json-file", "-", "--interval", "0", "server"]).unwrap();
+        assert_eq!((run.json_file, run.common.interval), (Some("-".into()), Some(Duration::ZERO)));
         for bad in [
             &[][..],
             &["--"],

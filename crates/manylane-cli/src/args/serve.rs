@@ -8,25 +8,61 @@ use std::time::Duration;
 use clap::Args;
 use manylane::capture::SNAPLEN_MAX;
 use manylane::{DropPolicy, Engine, Placement, Steering, SteeringBackend, Vlan, WaitPolicy};
+use manylane_ipc::ports::PortRanges;
 use manylane_measure::client::{Expect, PAYLOAD_LEN_MAX, Payload};
 
 use super::FilterArgs;
 use super::values::{
-    CaptureTarget, Switch, capture_buffer, capture_target, interval, interval_or_zero, within,
+    CaptureTarget, Switch, capture_buffer, capture_target, interval_or_zero, rx_usecs, within,
 };
 use crate::metrics;
 use crate::parse::{self, Rate};
 
-/// Options of `echo` and `run` with the same meaning and default.
+/// The options that `echo` and `run` both have. Without a value, each has a default of its own.
 #[derive(Debug, Args)]
 pub(crate) struct LaneArgs {
+    /// Engine of the lanes: auto, mmsg, uring (not for run) or xdp [default: auto]
+    ///
+    /// mmsg: recvmmsg and sendmmsg. uring: io_uring, or mmsg if it is not available. xdp: frames
+    /// of the network devices, past the kernel's stack (root; a program under `manylane run` needs
+    /// no root). auto: xdp on the devices of --interface if that works, else mmsg; for run always
+    /// mmsg.
+    #[arg(long, help_heading = "Lanes")]
+    pub(crate) engine: Option<Engine>,
+    /// Number of lanes of a socket; for run, the maximum
+    ///
+    /// Default of echo: one for each CPU. Default of run: one for each thread, epoll instance or
+    /// child process that receives, at most 64.
+    #[arg(long, help_heading = "Lanes", value_name = "N", value_parser = within(1..))]
+    pub(crate) lanes: Option<usize>,
+    /// Network devices of engine xdp, such as eth0,eth1
+    ///
+    /// Default of echo: those with ADDR. Default of run: all Ethernet devices that are up and have
+    /// an address that is not link-local, except veth devices, devices with rp_filter 1 if others
+    /// are up, and devices that the default route or an ssh session needs, unless their driver
+    /// keeps the link up.
+    #[arg(long, help_heading = "Engine xdp", value_name = "LIST", value_delimiter = ',')]
+    pub(crate) interface: Vec<String>,
+    #[command(flatten)]
+    pub(crate) filter: FilterArgs,
     /// Steering policy: which lane gets a datagram [default: flow]
     ///
     /// flow, round-robin, cpu, random, least-loaded or "key OFFSET:LENGTH".
     #[arg(long, help_heading = "Steering", value_name = "POLICY")]
     pub(crate) steering: Option<Steering>,
-    #[command(flatten)]
-    pub(crate) filter: FilterArgs,
+    /// Delay before a receive if larger batches pay, at most 20000; 0: none
+    ///
+    /// As rx-usecs of ethtool. Default of echo: 100 for each lane on the same CPU if lanes share
+    /// CPUs; with engine xdp and --wait sleep at least 50 to 500, depending on the cost of a
+    /// wake-up; otherwise 0. Default of run: 50 to 500, depending on the measured cost of a delay
+    /// on this machine.
+    #[arg(long, help_heading = "Waiting", value_name = "USECS", value_parser = rx_usecs())]
+    pub(crate) rx_usecs: Option<u64>,
+    /// Print a line of statistics at this interval, such as 500ms or 10s; 0: none
+    ///
+    /// On standard error. Default of echo: 5s. Default of run: 0.
+    #[arg(long, short, help_heading = "Output", value_name = "TIME", value_parser = interval_or_zero)]
+    pub(crate) interval: Option<Duration>,
     /// Serve the counters to Prometheus at http://ADDR/metrics (a port: on loopback)
     #[arg(long, help_heading = "Output", value_name = "ADDR", value_parser = metrics::parse_addr)]
     pub(crate) metrics: Option<SocketAddr>,
@@ -38,19 +74,8 @@ pub(crate) struct EchoArgs {
     /// Address and port to serve, such as 0.0.0.0:7, [::]:7 or 127.0.0.1:0
     #[arg(value_name = "ADDR")]
     pub(crate) addr: String,
-    /// Number of lanes [default: one for each CPU]
-    #[arg(long, help_heading = "Lanes", value_name = "N", value_parser = within(1..))]
-    pub(crate) lanes: Option<usize>,
-    /// Engine of the lanes: auto, mmsg, uring or xdp
-    ///
-    /// mmsg: recvmmsg and sendmmsg. uring: io_uring, or mmsg if it is not available. xdp: frames
-    /// of the network device, past the kernel's stack (root). auto: xdp on the devices of
-    /// --interface if that works, else mmsg.
-    #[arg(long, help_heading = "Lanes", default_value_t = Engine::Auto)]
-    pub(crate) engine: Engine,
-    /// Network devices of engine xdp, such as eth0,eth1 [default: those with ADDR]
-    #[arg(long, help_heading = "Engine xdp", value_name = "LIST", value_delimiter = ',')]
-    pub(crate) interface: Vec<String>,
+    #[command(flatten)]
+    pub(crate) common: LaneArgs,
     /// Attach the XDP program behind the driver (generic XDP): any device, but slower
     #[arg(long, help_heading = "Engine xdp")]
     pub(crate) xdp_generic: bool,
@@ -63,8 +88,6 @@ pub(crate) struct EchoArgs {
     /// spin: the lane polls for USECS, then sleeps. adaptive: the lane polls while that pays.
     #[arg(long, help_heading = "Waiting", default_value_t = WaitPolicy::Sleep, value_name = "HOW")]
     pub(crate) wait: WaitPolicy,
-    #[command(flatten)]
-    pub(crate) common: LaneArgs,
     /// Backend that does the steering: auto, ebpf, classic-bpf or kernel
     #[arg(long, help_heading = "Steering", default_value_t = SteeringBackend::Auto, value_name = "BACKEND")]
     pub(crate) steering_backend: SteeringBackend,
@@ -82,13 +105,6 @@ pub(crate) struct EchoArgs {
     /// Send several replies to one peer as one message (UDP GSO)
     #[arg(long, help_heading = "Datagrams", value_enum, default_value_t = Switch::On)]
     pub(crate) gso: Switch,
-    /// Delay before a receive if that saves wake-ups; 0: none [default: 0 to 1000]
-    ///
-    /// As rx-usecs of ethtool. Default: 100 for each lane on the same CPU if lanes share CPUs;
-    /// with engine xdp and --wait sleep at least 50 to 500, depending on the cost of a wake-up;
-    /// otherwise 0.
-    #[arg(long, help_heading = "Waiting", value_name = "USECS")]
-    pub(crate) rx_usecs: Option<u64>,
     /// Receive buffer of each lane, such as 4M [default: the system's]
     #[arg(long, help_heading = "Datagrams", value_name = "BYTES", value_parser = parse::bytes)]
     pub(crate) recv_buffer: Option<usize>,
@@ -109,9 +125,6 @@ pub(crate) struct EchoArgs {
     /// Share the port with other processes of this user (SO_REUSEPORT)
     #[arg(long, help_heading = "Socket")]
     pub(crate) reuse_port: bool,
-    /// Print a line of statistics at this interval, such as 500ms or 10s; 0: none
-    #[arg(long, short, help_heading = "Output", default_value = "5s", value_name = "TIME", value_parser = interval_or_zero)]
-    pub(crate) interval: Duration,
     /// Print the final statistics as JSON (manylane.echo.v1)
     #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,
@@ -202,43 +215,18 @@ pub(crate) struct RunArgs {
     /// The program and its arguments
     #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) command: Vec<OsString>,
-    /// Engine of the lanes: auto (mmsg), mmsg or xdp [default: auto]
-    ///
-    /// xdp: frames of the network devices, past the kernel's stack. `manylane run` then needs root,
-    /// and the program does not.
-    #[arg(long, help_heading = "Lanes")]
-    pub(crate) engine: Option<Engine>,
-    /// Network devices of engine xdp, such as eth0,eth1 [default: those safe to use]
-    ///
-    /// Default: all Ethernet devices that are up and have an address that is not link-local,
-    /// except veth devices, devices with rp_filter 1 if others are up, and devices that the
-    /// default route or an ssh session needs, unless their driver keeps the link up.
-    #[arg(long, help_heading = "Engine xdp", value_name = "LIST", value_delimiter = ',')]
-    pub(crate) interface: Option<Vec<String>>,
     #[command(flatten)]
     pub(crate) common: LaneArgs,
-    /// Maximum number of lanes of each socket
-    ///
-    /// Default: one for each thread, epoll instance or child process that receives.
-    #[arg(long, help_heading = "Lanes", value_name = "N", value_parser = within(1..))]
-    pub(crate) lanes: Option<usize>,
     /// Ports whose sockets get lanes, such as 53 or 53,8000-8010 [default: all]
-    #[arg(long, help_heading = "Lanes", value_name = "LIST", value_parser = parse::ports)]
-    pub(crate) ports: Option<String>,
-    /// Delay before a receive if larger batches pay; 0: none [default: 50 to 500]
     ///
-    /// As rx-usecs of ethtool; at most 20000. The default depends on the measured cost of a delay
-    /// on this machine.
-    #[arg(long, help_heading = "Waiting", value_name = "USECS", value_parser = clap::value_parser!(u32).range(..=20_000))]
-    pub(crate) rx_usecs: Option<u32>,
-    /// Print a line of statistics on standard error at this interval, such as 5s
-    #[arg(long, short, help_heading = "Output", value_name = "TIME", value_parser = interval)]
-    pub(crate) interval: Option<Duration>,
+    /// At most 32 ports and ranges.
+    #[arg(long, help_heading = "Lanes", value_name = "LIST")]
+    pub(crate) ports: Option<PortRanges>,
     /// Write the report as JSON (manylane.run.v1) to FILE at the end
     ///
     /// FILE may be - (standard output) or /dev/fd/N (an open descriptor).
     #[arg(long, help_heading = "Output", value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
+    pub(crate) json_file: Option<PathBuf>,
     /// Print no report at the end
     #[arg(long, short, help_heading = "Output")]
     pub(crate) quiet: bool,
@@ -251,6 +239,6 @@ pub(crate) struct RunArgs {
     #[arg(long, help_heading = "Program", conflicts_with = "exec")]
     pub(crate) follow: bool,
     /// Become the program (execve) instead of waiting for it; without a report
-    #[arg(long, help_heading = "Program", conflicts_with_all = ["interval", "metrics", "json", "interface"])]
+    #[arg(long, help_heading = "Program", conflicts_with_all = ["interval", "metrics", "json_file", "interface"])]
     pub(crate) exec: bool,
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
+use manylane_ipc::settings::RX_USECS_MAX;
 
 use crate::parse;
 
@@ -43,6 +44,11 @@ impl Switch {
 /// Parses a whole number within `range`.
 pub(super) fn within(range: impl RangeBounds<u64>) -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(range)
+}
+
+/// Parses microseconds of a delay before a receive.
+pub(super) fn rx_usecs() -> RangedU64ValueParser<u64> {
+    RangedU64ValueParser::new().range(..=RX_USECS_MAX)
 }
 
 pub(super) fn capture_target(text: &str) -> Result<CaptureTarget, String> {

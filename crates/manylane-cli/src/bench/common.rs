@@ -74,12 +74,12 @@ pub(super) fn options(
 /// Writes the files, then prints the result.
 pub(super) fn finish<R: Figures + Serialize>(
     args: &BenchArgs,
-    director: &mut Bar,
+    controller: &mut Bar,
     name: &str,
     document: &Document<BenchSettings, R>,
 ) -> Result<()> {
     // Remove the bar before the table is printed.
-    director.progress = Progress::bar();
+    controller.progress = Progress::bar();
     let json = write(&args.out, &format!("bench-{name}.json"), &output::json(document)?)?;
     let page = write(&args.out, &format!("bench-{name}.html"), &report::html(document)?)?;
     output::eprint_line(&format!("report: {page} (raw samples: {json})"));

@@ -19,7 +19,7 @@ const QUICK_SAMPLE_DURATION: Duration = Duration::from_millis(300);
 const SOURCES_DURATION: Duration = Duration::from_secs(60);
 const QUICK_SOURCES_DURATION: Duration = Duration::from_secs(5);
 
-pub(super) fn run(args: &FloodArgs, director: &mut Bar) -> Result<()> {
+pub(super) fn run(args: &FloodArgs, controller: &mut Bar) -> Result<()> {
     if !args.common.size.is_empty() {
         bail!(UsageError("--size does not apply to bench flood, whose requests have 32 bytes".into()));
     }
@@ -40,6 +40,6 @@ pub(super) fn run(args: &FloodArgs, director: &mut Bar) -> Result<()> {
         sizes: vec![32],
         ..options(&args.common, &[1], Vec::new(), duration, args.rate)
     };
-    let document = flood::run(&mut setup, &options, &plan, director)?;
-    finish(&args.common, director, "flood", &document)
+    let document = flood::run(&mut setup, &options, &plan, controller)?;
+    finish(&args.common, controller, "flood", &document)
 }

@@ -48,7 +48,7 @@ pub(crate) struct Facts {
 pub(crate) struct Feature {
     /// The name, as in KERNELS.md.
     pub(crate) name: String,
-    /// Why it cannot be used; `None` if it can.
+    /// The reason why it cannot be used; `None` if it can.
     pub(crate) missing: Option<String>,
 }
 
@@ -302,7 +302,7 @@ pub(crate) struct Program {
     pub(crate) waiting: BTreeMap<u64, u32>,
     /// True if the preload library is loaded in it.
     pub(crate) on_lanes: bool,
-    /// Why `manylane run` could not give it lanes; `None` if it could.
+    /// The reason why `manylane run` could not give it lanes; `None` if it could.
     pub(crate) beyond: Option<String>,
 }
 

@@ -23,7 +23,7 @@ pub(super) struct OpenDevices(Lessor);
 
 /// True if the program gets queues.
 pub(super) fn is_requested(args: &RunArgs) -> bool {
-    args.engine == Some(Engine::Xdp)
+    args.common.engine == Some(Engine::Xdp)
 }
 
 /// Opens the devices with this filter, and sets the environment variable of the program.
@@ -31,7 +31,7 @@ pub(super) fn is_requested(args: &RunArgs) -> bool {
 /// # Errors
 /// The obstacle, and what to change.
 pub(super) fn open(args: &RunArgs, filter: Filter, command: &mut Command) -> Result<OpenDevices> {
-    let names = args.interface.as_deref();
+    let names = Some(&args.common.interface[..]).filter(|names| !names.is_empty());
     // A device that is named is used in any case.
     let links = if names.is_none() { ProtectedLinks::detect()? } else { ProtectedLinks::default() };
     let lessor = Lessor::open(names, |device| skip_reason(&links, device)).context("engine xdp")?;

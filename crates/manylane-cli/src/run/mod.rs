@@ -27,7 +27,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use manylane::control::ControlSocket;
-use manylane::{Filter, MetricsPort};
+use manylane::{Engine, Filter, MetricsPort};
+use manylane_ipc::ports::PORTS_ENV_VAR;
+use manylane_ipc::settings::LANES_MAX;
 use manylane_sys::process::{self, Signals};
 
 use self::backlog::Backlog;
@@ -99,7 +101,7 @@ fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
     command.env("MANYLANE_REPORT", shared.path());
     // Now, so that an error is reported before the program runs, and while signals still end this
     // process: a FIFO is not open before it has a reader.
-    let json = args.json.as_deref().map(output::create).transpose()?;
+    let json = args.json_file.as_deref().map(output::create).transpose()?;
     let port = args.common.metrics.map(MetricsPort::bind).transpose()?;
     // Before the threads of the lessor: a signal that one of them does not block stops or ends this
     // process.
@@ -141,7 +143,11 @@ fn check(args: &RunArgs) -> Result<Filter> {
         ensure!(!args.exec, "engine xdp needs the launcher: leave out --exec");
     } else {
         ensure!(filter.is_empty(), "--limit, --allow and --deny need --engine xdp");
-        ensure!(args.interface.is_none(), "--interface needs --engine xdp");
+        ensure!(args.common.interface.is_empty(), "--interface needs --engine xdp");
+    }
+    ensure!(args.common.engine != Some(Engine::Uring), "engine uring is not for programs: use mmsg or xdp");
+    if let Some(lanes) = args.common.lanes {
+        ensure!(lanes <= LANES_MAX, "--lanes {lanes}: a socket of a program has at most {LANES_MAX} lanes");
     }
     Ok(filter)
 }
@@ -150,11 +156,11 @@ fn check(args: &RunArgs) -> Result<Filter> {
 fn env_settings(args: &RunArgs) -> Vec<(&'static str, String)> {
     let mut all = Vec::new();
     let mut add = |name, value: Option<String>| all.extend(value.map(|value| (name, value)));
-    add("MANYLANE_ENGINE", args.engine.map(|engine| engine.to_string()));
+    add("MANYLANE_ENGINE", args.common.engine.map(|engine| engine.to_string()));
     add("MANYLANE_STEERING", args.common.steering.map(|steering| steering.to_string()));
-    add("MANYLANE_LANES", args.lanes.map(|lanes| lanes.to_string()));
-    add("MANYLANE_PORTS", args.ports.clone());
-    add("MANYLANE_RX_USECS", args.rx_usecs.map(|delay| delay.to_string()));
+    add("MANYLANE_LANES", args.common.lanes.map(|lanes| lanes.to_string()));
+    add(PORTS_ENV_VAR, args.ports.as_ref().map(|ports| ports.to_string()));
+    add("MANYLANE_RX_USECS", args.common.rx_usecs.map(|delay| delay.to_string()));
     all
 }
 
@@ -174,7 +180,8 @@ fn supervise(mut running: Running, reporter: &Reporter, args: &RunArgs, is_beyon
     let failed = "cannot wait for the program";
     let start = Instant::now();
     let mut load_deadline = (!is_beyond).then_some(start + LOAD_TIMEOUT);
-    let mut next = args.interval.and_then(|interval| start.checked_add(interval));
+    let interval = args.common.interval.filter(|interval| !interval.is_zero());
+    let mut next = interval.and_then(|interval| start.checked_add(interval));
     let mut follows = false;
     loop {
         let now = Instant::now();
@@ -196,7 +203,7 @@ fn supervise(mut running: Running, reporter: &Reporter, args: &RunArgs, is_beyon
                 ));
             }
         }
-        if let (Some(due), Some(interval)) = (next, args.interval)
+        if let (Some(due), Some(interval)) = (next, interval)
             && now >= due
         {
             reporter.print_progress();

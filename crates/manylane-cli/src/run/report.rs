@@ -92,7 +92,7 @@ pub(super) struct Report {
 }
 
 macro_rules! receiver {
-    ($($(#[$doc:meta])* $cell:ident: $name:ident;)*) => {
+    ($($(#[doc = $doc:literal])* $cell:ident: $name:ident;)*) => {
         /// A thread that receives on a socket.
         #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize)]
         pub(super) struct Receiver {
@@ -106,13 +106,22 @@ macro_rules! receiver {
             pub(super) tid: u32,
             /// True if it still receives.
             pub(super) open: bool,
-            $($(#[$doc])* pub(super) $name: u64,)*
+            $($(#[doc = $doc])* pub(super) $name: u64,)*
             /// Inode of the kernel socket of its lane; 0 if it is not known.
             #[serde(skip)]
             pub(super) inode: u64,
         }
 
         impl Receiver {
+            /// The counters.
+            pub(super) const COUNTERS: &'static [Counter] = &[
+                $(Counter {
+                    metric: concat!("manylane_run_", stringify!($name), "_total"),
+                    doc: concat!($($doc),*),
+                    value: |receiver| receiver.$name,
+                },)*
+            ];
+
             fn from_slot(slot: &report::Receiver) -> Self {
                 Self {
                     socket: format_addr(&slot.addr),
@@ -129,6 +138,22 @@ macro_rules! receiver {
 }
 
 manylane_ipc::receiver_counters!(receiver);
+
+/// A counter of a [`Receiver`].
+pub(super) struct Counter {
+    /// Its name in metrics.
+    pub(super) metric: &'static str,
+    /// The documentation, with a space before each line.
+    doc: &'static str,
+    pub(super) value: fn(&Receiver) -> u64,
+}
+
+impl Counter {
+    /// Its help in metrics.
+    pub(super) fn help(&self) -> &'static str {
+        self.doc.trim_start()
+    }
+}
 
 /// A socket that fell back.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize)]

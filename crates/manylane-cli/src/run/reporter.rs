@@ -17,7 +17,6 @@ use super::backlog::Backlog;
 use super::launch::{Exit, process_state};
 use super::report::{Fallback, Receiver, Report, SharedReport};
 use crate::args::RunArgs;
-use crate::metrics::add_counters;
 use crate::output;
 
 /// Name of the document.
@@ -42,7 +41,7 @@ struct Settings {
     steering: Option<String>,
     lanes: Option<usize>,
     ports: Option<String>,
-    rx_usecs: Option<u32>,
+    rx_usecs: Option<u64>,
     seconds: f64,
     exit_code: Option<i32>,
     signal: Option<i32>,
@@ -75,11 +74,11 @@ impl Reporter {
         let settings = Settings {
             command: output::command_line(),
             program: file.display().to_string(),
-            engine: args.engine.map(|engine| engine.to_string()),
+            engine: args.common.engine.map(|engine| engine.to_string()),
             steering: args.common.steering.map(|steering| steering.to_string()),
-            lanes: args.lanes,
-            ports: args.ports.clone(),
-            rx_usecs: args.rx_usecs,
+            lanes: args.common.lanes,
+            ports: args.ports.as_ref().map(ToString::to_string),
+            rx_usecs: args.common.rx_usecs,
             seconds: 0.0,
             exit_code: None,
             signal: None,
@@ -171,7 +170,9 @@ pub(super) fn metrics_page(report: &Report, waiting: &Backlog, filter: Option<&F
         let [lane, pid, tid] = [one.lane.map(u64::from), Some(one.pid.into()), Some(one.tid.into())]
             .map(|number| number.map_or(String::new(), |number: u64| number.to_string()));
         let labels = [("socket", one.socket.as_str()), ("lane", &lane), ("pid", &pid), ("tid", &tid)];
-        add_counters(&mut page, "manylane_run", &labels, one, &["lane", "pid", "tid"]);
+        for counter in Receiver::COUNTERS {
+            page.add(counter.metric, "counter", &labels, (counter.value)(one));
+        }
         // A queue that several receivers share is reported once.
         let Some(queue) = queues.remove(&one.inode).filter(|_| one.open) else { continue };
         page.add("manylane_run_queued_bytes", "gauge", &labels, queue.bytes);
@@ -194,13 +195,16 @@ pub(super) fn metrics_page(report: &Report, waiting: &Backlog, filter: Option<&F
     for (reason, count) in [("denied", denied), ("limited", limited)] {
         page.add("manylane_run_filter_dropped_total", "counter", &[("reason", reason)], count);
     }
+    for counter in Receiver::COUNTERS {
+        page.describe(counter.metric, counter.help());
+    }
     for (name, help) in HELP {
         page.describe(name, help);
     }
     page.to_string()
 }
 
-/// Help of the families that are not counters of receivers.
+/// Help of the families that are not [`Receiver::COUNTERS`].
 const HELP: [(&str, &str); 11] = [
     ("manylane_run_processes_total", "Processes that loaded the library, or were forked by one that had."),
     ("manylane_run_sockets_total", "UDP sockets bound to a port that the library handles."),
@@ -272,7 +276,7 @@ fn text(report: &Report) -> String {
     if report.receivers.len() > ROWS_MAX {
         _ = write!(
             text,
-            "\nand {} more threads that received less (--json lists them)",
+            "\nand {} more threads that received less (--json-file lists them)",
             report.receivers.len() - ROWS_MAX
         );
     }
@@ -412,9 +416,12 @@ mod tests {
             "manylane_run_queue_limit_bytes{socket=\"127.0.0.1:53\",lane=\"0\",pid=\"7\",tid=\"8\"} 2000",
             "manylane_run_kernel_dropped_total{socket=\"127.0.0.1:53\",lane=\"0\",pid=\"7\",tid=\"8\"} 3",
             "manylane_run_fallbacks_total{reason=\"\"} 3",
+            "# HELP manylane_run_received_total Datagrams returned to the program.",
         ] {
             assert!(page.lines().any(|there| there == line), "{line} is not in\n{page}");
         }
+        // Each family has both lines.
+        assert_eq!(page.matches("# HELP ").count(), page.matches("# TYPE ").count(), "{page}");
         // Labels are not counters.
         assert!(!page.contains("pid_total") && !page.contains("lane_total"), "{page}");
     }

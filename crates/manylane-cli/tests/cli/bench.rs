@@ -38,7 +38,7 @@ fn benchmarks_do_not_start_with_receivers_that_cannot_run() {
         (&["gso", "--receivers", "xsk/raw"], "xsk/raw needs a device"),
         (&["batch", "--loopback", "--receivers", "lane/xdp"], "lane/xdp needs a device"),
         (&["rtt", "--loopback", "--contenders", "lane/xdp+spin:50"], "needs a device"),
-        (&["rtt", "--loopback", "--placements", "rps-server"], "needs a testbed"),
+        (&["rtt", "--loopback", "--cpu-layouts", "rps-server"], "needs a testbed"),
     ] {
         let out = folder("bench-unavailable");
         let output = run(&[&["bench"], words, &["--out", out.to_str().unwrap()]].concat());
@@ -92,7 +92,11 @@ fn loopback_bench_replies_counts_every_reply() {
     assert_eq!(rows.len(), 5);
     for sample in rows.iter().flat_map(|row| row["samples"].as_array().unwrap()) {
         assert!(sample["sent"].as_u64().unwrap() > 0, "{sample}");
-        assert_eq!((&sample["delivered"], &sample["taken"]), (&sample["sent"], &sample["sent"]), "{sample}");
+        assert_eq!(
+            (&sample["delivered"], &sample["received"]),
+            (&sample["sent"], &sample["sent"]),
+            "{sample}"
+        );
     }
     let page = fs::read_to_string(out.join("bench-echo.html")).unwrap();
     assert!(page.contains("per answered request") && !page.contains("per datagram"));

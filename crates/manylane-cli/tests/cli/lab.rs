@@ -26,7 +26,7 @@ fn lab_lists_papers_and_rejects_unknown_ones() {
     assert_eq!(none.status.code(), Some(1));
     assert!(stderr(&none).contains("not yet available") && none.stdout.is_empty());
     assert_eq!(lab(&["nobody"], &out).output().unwrap().status.code(), Some(2));
-    let no_part = lab(&["rivera", "--only", "nothing-like-that"], &out).output().unwrap();
+    let no_part = lab(&["rivera", "--parts", "nothing-like-that"], &out).output().unwrap();
     assert_eq!(no_part.status.code(), Some(1));
     assert!(stderr(&no_part).contains("unknown part"), "{}", stderr(&no_part));
     assert!(!out.exists(), "a state was created");
@@ -34,7 +34,7 @@ fn lab_lists_papers_and_rejects_unknown_ones() {
 
 #[test]
 fn loopback_rivera_every_unit_is_counted() {
-    let words = ["rivera", "--quick", "--rounds", "2", "--units", "700", "--only", "/2-readers"];
+    let words = ["rivera", "--quick", "--rounds", "2", "--units", "700", "--parts", "/2-readers"];
     let rows = rows("lab-rivera", &words);
     assert_eq!(in_table(&rows, "figure 2").len(), 7);
     assert_eq!(in_table(&rows, "figure 2, CPU time").len(), 7);
@@ -63,7 +63,7 @@ fn netns_rivera_waits_for_locks_add_up() {
     if !skip::need_root("netns_rivera_waits_for_locks_add_up") {
         return;
     }
-    let words = ["rivera", "--quick", "--units", "20000", "--only", "locks/2-readers"];
+    let words = ["rivera", "--quick", "--units", "20000", "--parts", "locks/2-readers"];
     let rows = rows("lab-locks", &words);
     let callers = in_table(&rows, "callers");
     let counts: Vec<(&str, u64)> = callers
@@ -83,7 +83,7 @@ fn netns_rivera_waits_for_locks_add_up() {
 
 #[test]
 fn sarma_costs_have_a_figure_or_a_reason() {
-    let rows = rows("lab-sarma", &["sarma", "--quick", "--rounds", "1", "--only", "sarma/table"]);
+    let rows = rows("lab-sarma", &["sarma", "--quick", "--rounds", "1", "--parts", "sarma/table"]);
     let printed = |row: &&&Value| row["printed"].is_f64();
     assert_eq!(in_table(&rows, "table 1").iter().filter(printed).count(), 10);
     assert_eq!(in_table(&rows, "table 1").len(), 11);
@@ -97,7 +97,7 @@ fn sarma_costs_have_a_figure_or_a_reason() {
 
 #[test]
 fn loopback_orlowsky_every_message_is_taken() {
-    let rows = rows("lab-orlowsky", &["orlowsky", "--quick", "--rounds", "1", "--only", "local/64-bytes"]);
+    let rows = rows("lab-orlowsky", &["orlowsky", "--quick", "--rounds", "1", "--parts", "local/64-bytes"]);
     let own = in_table(&rows, "local experiment");
     // Five methods with three numbers of messages per call, and three numbers above the maximum.
     assert_eq!((own.len(), rows.len()), (18, 18));
@@ -117,7 +117,7 @@ fn loopback_orlowsky_every_message_is_taken() {
 
 #[test]
 fn priambodo_runs_have_all_methods() {
-    let words = ["priambodo", "--quick", "--rounds", "1", "--duration", "300ms", "--only", "run-1"];
+    let words = ["priambodo", "--quick", "--rounds", "1", "--duration", "300ms", "--parts", "run-1"];
     let rows = rows("lab-priambodo", &words);
     assert_eq!((in_table(&rows, "table 1").len(), in_table(&rows, "table 2").len()), (9, 8));
     if !skip::need_root("priambodo_runs_have_all_methods") {
@@ -146,7 +146,7 @@ fn priambodo_runs_have_all_methods() {
 }
 
 const PARTS: usize = 4;
-const RUN: [&str; 8] = ["rivera", "--quick", "--rounds", "1", "--units", "60000", "--only", "figure4"];
+const RUN: [&str; 8] = ["rivera", "--quick", "--rounds", "1", "--units", "60000", "--parts", "figure4"];
 
 fn parts_done(state: &PathBuf) -> usize {
     fs::read_to_string(state).map_or(0, |text| text.matches('\n').count().saturating_sub(1))
@@ -207,7 +207,7 @@ fn a_killed_run_is_resumed() {
 fn a_failed_part_is_retried() {
     let out = folder("lab-failed");
     let state = out.join("lab-rivera.state.jsonl");
-    let words = ["rivera", "--quick", "--rounds", "1", "--units", "700", "--only", "figure4/1-readers"];
+    let words = ["rivera", "--quick", "--rounds", "1", "--units", "700", "--parts", "figure4/1-readers"];
     let first = lab(&words, &out).output().unwrap();
     assert!(first.status.success(), "{}", stderr(&first));
     let text = fs::read_to_string(&state).unwrap();

@@ -98,7 +98,11 @@ fn run_failures_have_the_exit_codes_of_shells() {
         (&["--"], 2, "PROGRAM"),
         (&["--ports", "x", "--", "true"], 2, "8000-8010"),
         (&["--steering", "sideways", "--", "true"], 2, "round-robin"),
-        (&["--json", "/nowhere/x", "--", "true"], 125, "/nowhere/x"),
+        (&["--rx-usecs", "20001", "--", "true"], 2, "20000"),
+        (&["--lanes", "65", "--", "true"], 125, "at most 64 lanes"),
+        (&["--engine", "uring", "--", "true"], 125, "use mmsg or xdp"),
+        (&["--json-file", "/nowhere/x", "--", "true"], 125, "/nowhere/x"),
+        (&["--json", "/nowhere/x", "--", "true"], 125, "unknown option --json"),
     ] {
         let output = run(words);
         assert_eq!(output.status.code(), Some(code), "{words:?}: {}", stderr(&output));
@@ -109,6 +113,15 @@ fn run_failures_have_the_exit_codes_of_shells() {
         Command::new(PROGRAM).args(["run", "true"]).env("MANYLANE_PRELOAD", "/no.so").output().unwrap();
     assert_eq!(output.status.code(), Some(125));
     assert!(stderr(&output).contains("MANYLANE_PRELOAD is /no.so"), "{}", stderr(&output));
+}
+
+#[test]
+fn too_many_port_ranges_are_an_error_before_the_program_starts() {
+    let ports = (1..=33).map(|port| port.to_string()).collect::<Vec<_>>().join(",");
+    let output = run(&["--ports", &ports, "--", "echo", "started"]);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    assert!(stderr(&output).contains("at most 32 ports and ranges, not 33"), "{}", stderr(&output));
+    assert!(output.stdout.is_empty());
 }
 
 #[test]
@@ -274,7 +287,7 @@ fn run_leaves_or_follows_daemons() {
 fn a_signal_ends_run_while_its_report_has_no_reader() {
     let fifo = folder("run-fifo").join("fifo");
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
-    let mut running = Running::start(&["--json", fifo.to_str().unwrap(), "--", "true"]);
+    let mut running = Running::start(&["--json-file", fifo.to_str().unwrap(), "--", "true"]);
     wait_for("`run` to sleep", || state(running.pid()), |state| *state == Some('S'));
     process::send_signal(running.pid(), 2).unwrap();
     assert_eq!(running.wait().signal(), Some(2));
@@ -285,7 +298,7 @@ fn run_writes_a_json_report() {
     let folder = folder("run-json");
     let path = folder.join("run.json");
     let output =
-        run(&["--json", path.to_str().unwrap(), "--lanes", "2", "--quiet", "--", "sh", "-c", "exit 4"]);
+        run(&["--json-file", path.to_str().unwrap(), "--lanes", "2", "--quiet", "--", "sh", "-c", "exit 4"]);
     assert_eq!(
         (output.status.code(), stdout(&output), stderr(&output)),
         (Some(4), String::new(), String::new())
@@ -301,7 +314,7 @@ fn run_writes_a_json_report() {
     assert!(settings["program"].as_str().unwrap().ends_with("/sh"), "{settings}");
     assert_eq!(document["rows"].as_array().unwrap().len(), 0);
     assert!(document["machine"]["kernel"].as_str().unwrap().contains('.'));
-    let output = run(&["--json", "-", "--", "sh", "-c", "kill $$"]);
+    let output = run(&["--json-file", "-", "--", "sh", "-c", "kill $$"]);
     assert_eq!(read(&stdout(&output))["settings"]["signal"], 15);
 }
 
@@ -399,7 +412,18 @@ fn programs_that_have_dropped_their_privileges_still_report() {
     let library = folder.path().join("library.so");
     fs::copy(built.trim_end().rsplit(':').next().unwrap(), &library).unwrap();
     let mut command = Command::new(PROGRAM);
-    command.args(["run", "--quiet", "--json", "-", "--", "setpriv", "--reuid", "65534", "--regid", "65534"]);
+    command.args([
+        "run",
+        "--quiet",
+        "--json-file",
+        "-",
+        "--",
+        "setpriv",
+        "--reuid",
+        "65534",
+        "--regid",
+        "65534",
+    ]);
     command.args(["--clear-groups", "sh", "-c", "exec sh -c 'exit 3'"]).env("MANYLANE_PRELOAD", &library);
     let output = command.output().unwrap();
     assert_eq!((output.status.code(), stderr(&output)), (Some(3), String::new()));
@@ -527,7 +551,7 @@ fn loopback_an_inherited_socket_is_reported_once_received_on() {
         let addr = socket.local_addr().unwrap().to_string();
         socket.send_to(b"\n", &addr).unwrap();
         let mut command = Command::new(PROGRAM);
-        command.args(["run", "--quiet", "--json", "-", "--", "sh", "-c", script]);
+        command.args(["run", "--quiet", "--json-file", "-", "--", "sh", "-c", script]);
         let output = command.stdin(std::os::fd::OwnedFd::from(socket)).output().unwrap();
         let document: Value = serde_json::from_str(&stdout(&output)).unwrap();
         let fallbacks = document["fallbacks"].as_array().unwrap();

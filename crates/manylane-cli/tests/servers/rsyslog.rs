@@ -81,7 +81,7 @@ fn wait_stable(path: &str) -> usize {
     count
 }
 
-/// How often the file has each message.
+/// The number of times that the file has each message.
 fn messages(text: &str) -> BTreeMap<&str, usize> {
     let mut all = BTreeMap::new();
     for line in text.lines().filter(|line| !line.ends_with("first")) {

@@ -99,7 +99,7 @@ impl Server {
                 let (vars, options): (Vec<&str>, Vec<&str>) =
                     options.iter().partition(|option| option.starts_with("MANYLANE_"));
                 command.envs(vars.iter().filter_map(|var| var.split_once('=')));
-                command.args(["run", "--json", &report]).args(options).arg("--").arg(&words[0]);
+                command.args(["run", "--json-file", &report]).args(options).arg("--").arg(&words[0]);
                 command
             }
         };

@@ -366,7 +366,7 @@ fn calls_with(
     alone.args(arguments);
     kill_on_parent_exit(&mut alone);
     let mut with = sandbox.command(env!("CARGO_BIN_EXE_manylane"));
-    with.args(["run", "--json", &report]).args(OPTIONS).arg("--").arg(&program).args(arguments);
+    with.args(["run", "--json-file", &report]).args(OPTIONS).arg("--").arg(&program).args(arguments);
     with.envs(vars.iter().copied());
     kill_on_parent_exit(&mut with);
     let (alone, with) = (run_ok(alone), run_ok(with));

@@ -43,10 +43,10 @@ impl Words for ReadOnlyWords {
 pub fn create(devices: &[u32], bytes: usize) -> io::Result<(Producer, [OwnedFd; 2])> {
     let bytes = ring_bytes(devices.len(), bytes);
     let (ours, data) = shared::create_read_only_for_others(c"manylane-capture", bytes)?;
-    let taken = shared::sealed_memfd(c"manylane-capture-taken", COUNTER_BYTES)?;
+    let consumed = shared::sealed_memfd(c"manylane-capture-consumed", COUNTER_BYTES)?;
     // We only load from it, but acquire loads need writable memory: see the ring.
-    let theirs = shared::map_words(taken.as_fd(), COUNTER_BYTES)?;
-    Ok((Producer::new(ours, theirs, devices), [data, taken]))
+    let theirs = shared::map_words(consumed.as_fd(), COUNTER_BYTES)?;
+    Ok((Producer::new(ours, theirs, devices), [data, consumed]))
 }
 
 /// Opens a ring that another, untrusted process [made](create) for this number of devices and
@@ -56,10 +56,10 @@ pub fn create(devices: &[u32], bytes: usize) -> io::Result<(Producer, [OwnedFd; 
 /// `InvalidData` if it is no ring, has another version, or is larger than requested; errors of
 /// `mmap(2)`.
 pub fn open(files: &[OwnedFd; 2], devices: usize, bytes: usize) -> io::Result<Consumer> {
-    let [data, taken] = files;
+    let [data, consumed] = files;
     let data = ReadOnlyWords::map(data.as_fd(), ring_bytes(devices, bytes))?;
-    let taken = shared::map_words(taken.as_fd(), COUNTER_BYTES)?;
-    Consumer::new(data, taken).map_err(|err| io::Error::new(io::ErrorKind::InvalidData, err))
+    let consumed = shared::map_words(consumed.as_fd(), COUNTER_BYTES)?;
+    Consumer::new(data, consumed).map_err(|err| io::Error::new(io::ErrorKind::InvalidData, err))
 }
 
 /// Size of the producer's part.
@@ -107,11 +107,11 @@ mod tests {
 
     #[test]
     fn a_ring_is_read_only_and_sealed_for_its_reader() {
-        let (_producer, [data, taken]) = create(&[3], 0).unwrap();
+        let (_producer, [data, consumed]) = create(&[3], 0).unwrap();
         assert!(shared::map_words(data.as_fd(), 1 << 30).is_err(), "mapped for writing");
-        let [data, taken] = [data, taken].map(File::from);
+        let [data, consumed] = [data, consumed].map(File::from);
         assert!(data.write_at(b"x", 0).is_err());
-        for file in [&data, &taken] {
+        for file in [&data, &consumed] {
             assert!(file.set_len(0).is_err() && file.set_len(1 << 24).is_err());
         }
         let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -127,7 +127,7 @@ mod tests {
         assert!(!refused(&files, 2, 1 << 20));
         assert!(refused(&files, 2, 1 << 19), "it is longer");
         // Its reader would allocate the pages.
-        let [data, taken] = files.map(File::from);
+        let [data, consumed] = files.map(File::from);
         let len = data.metadata().unwrap().len();
         let mut head = [0; 4096];
         data.read_exact_at(&mut head, 0).unwrap();
@@ -136,7 +136,7 @@ mod tests {
         copy.write_all_at(&head, 0).unwrap();
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
         fs::fcntl_add_seals(&copy, seals).unwrap();
-        assert!(refused(&[copy.into(), taken.into()], 2, 1 << 20));
+        assert!(refused(&[copy.into(), consumed.into()], 2, 1 << 20));
     }
 
     #[test]

@@ -246,9 +246,9 @@ impl<M: AsRef<[AtomicU64]>> Producer<M> {
             return true;
         }
         // Acquire: consumed words are no longer being read (2).
-        let taken = self.consumer_counter.as_ref()[0].load(Ordering::Acquire);
-        if (self.consumed..=self.produced).contains(&taken) {
-            self.consumed = taken;
+        let consumed = self.consumer_counter.as_ref()[0].load(Ordering::Acquire);
+        if (self.consumed..=self.produced).contains(&consumed) {
+            self.consumed = consumed;
         }
         self.capacity - (self.produced - self.consumed) >= needed
     }
@@ -256,8 +256,8 @@ impl<M: AsRef<[AtomicU64]>> Producer<M> {
 
 impl<M: AsRef<[AtomicU64]>> fmt::Debug for Producer<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { capacity, produced: put, consumed: taken, .. } = self;
-        write!(f, "Producer {{ capacity: {capacity}, put: {put}, taken: {taken} }}")
+        let Self { capacity, produced, consumed, .. } = self;
+        write!(f, "Producer {{ capacity: {capacity}, produced: {produced}, consumed: {consumed} }}")
     }
 }
 
@@ -406,8 +406,8 @@ impl<D: Words, M: AsRef<[AtomicU64]>> Consumer<D, M> {
 
 impl<D, M> fmt::Debug for Consumer<D, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { capacity, consumed: taken, .. } = self;
-        write!(f, "Consumer {{ capacity: {capacity}, taken: {taken} }}")
+        let Self { capacity, consumed, .. } = self;
+        write!(f, "Consumer {{ capacity: {capacity}, consumed: {consumed} }}")
     }
 }
 

@@ -23,9 +23,9 @@ fn words(count: usize) -> Memory {
 
 /// A ring with exactly `capacity` words of frames, for one device.
 fn ring(capacity: usize) -> (Producer<Memory>, Consumer<Memory, Memory>) {
-    let (data, taken) = (words(header_words(1) + capacity), words(1));
-    let producer = Producer::new(data.clone(), taken.clone(), &[5]);
-    (producer, Consumer::new(data, taken).unwrap())
+    let (data, consumed) = (words(header_words(1) + capacity), words(1));
+    let producer = Producer::new(data.clone(), consumed.clone(), &[5]);
+    (producer, Consumer::new(data, consumed).unwrap())
 }
 
 fn record_header(time: u64, len: usize) -> RecordHeader {
@@ -45,8 +45,8 @@ mod plain {
 
     #[test]
     fn ring_words_have_the_layout_of_the_header() {
-        let (data, taken) = (words(32 + 8), words(1));
-        let mut producer = Producer::new(data.clone(), taken.clone(), &[5]);
+        let (data, consumed) = (words(32 + 8), words(1));
+        let mut producer = Producer::new(data.clone(), consumed.clone(), &[5]);
         let out = RecordHeader { direction: Direction::Out, ..record_header(77, 900) };
         producer.record(&out, b"12345678ninth");
         producer.record(&record_header(0, 80), &[0; 80]);
@@ -59,9 +59,9 @@ mod plain {
         assert_eq!([32, 33, 34].map(written), [13 | 900 << 32, 77, 5 | 2 << 32 | 1 << 63]);
         let bytes = [*b"12345678", *b"ninth\0\0\0"].map(u64::from_ne_bytes);
         assert_eq!([35, 36, 37].map(written), [bytes[0], bytes[1], 0]);
-        let mut consumer = Consumer::new(data, taken.clone()).unwrap();
+        let mut consumer = Consumer::new(data, consumed.clone()).unwrap();
         assert_eq!(consumer.pop(&mut Vec::new()), Ok(Some(out)));
-        assert_eq!(taken[0].load(Ordering::Relaxed), 5);
+        assert_eq!(consumed[0].load(Ordering::Relaxed), 5);
     }
 
     #[test]
@@ -148,47 +148,47 @@ mod plain {
 
     #[test]
     fn an_invalid_peer_counter_is_no_progress() {
-        let (data, taken) = (words(header_words(1) + 8), words(1));
-        let mut producer = Producer::new(data, taken.clone(), &[5]);
+        let (data, consumed) = (words(header_words(1) + 8), words(1));
+        let mut producer = Producer::new(data, consumed.clone(), &[5]);
         producer.record(&record_header(1, 8), b"12345678");
         producer.record(&record_header(2, 8), b"12345678");
         for nonsense in [9, u64::MAX, 1 << 63, 1 << 32] {
-            taken[0].store(nonsense, Ordering::Relaxed);
-            assert!(!producer.has_room(1), "{nonsense} words taken of 8");
+            consumed[0].store(nonsense, Ordering::Relaxed);
+            assert!(!producer.has_room(1), "{nonsense} words consumed of 8");
         }
-        taken[0].store(4, Ordering::Relaxed);
+        consumed[0].store(4, Ordering::Relaxed);
         assert!(producer.has_room(4) && !producer.has_room(5));
         producer.record(&record_header(3, 8), b"12345678");
-        taken[0].store(0, Ordering::Relaxed);
-        assert!(!producer.has_room(1), "taken back");
+        consumed[0].store(0, Ordering::Relaxed);
+        assert!(!producer.has_room(1), "the counter went back");
     }
 
     #[test]
     fn a_corrupt_producer_is_detected() {
         let fresh = || {
-            let (data, taken) = (words(header_words(1) + 16), words(1));
-            let mut producer = Producer::new(data.clone(), taken.clone(), &[5]);
+            let (data, consumed) = (words(header_words(1) + 16), words(1));
+            let mut producer = Producer::new(data.clone(), consumed.clone(), &[5]);
             producer.record(&record_header(1, 16), b"0123456789abcdef");
             // The producer, too, because dropping it is one more write.
-            (data, taken, producer)
+            (data, consumed, producer)
         };
         let first = header_words(1);
         for (at, value) in
             [(PRODUCED_OFFSET, 17), (PRODUCED_OFFSET, u64::MAX), (PRODUCED_OFFSET, 2), (PRODUCED_OFFSET, 4)]
         {
-            let (data, taken, _producer) = fresh();
+            let (data, consumed, _producer) = fresh();
             data[at].store(value, Ordering::Relaxed);
             assert!(
-                Consumer::new(data, taken).unwrap().pop(&mut Vec::new()).is_err(),
+                Consumer::new(data, consumed).unwrap().pop(&mut Vec::new()).is_err(),
                 "word {at} is {value}"
             );
         }
         for sizes in
             [17_u64, u64::from(u32::MAX) << 32 | 17, 17 << 32 | 17, 15 << 32 | 16, 70_000 << 32 | 70_000]
         {
-            let (data, taken, _producer) = fresh();
+            let (data, consumed, _producer) = fresh();
             data[first].store(sizes, Ordering::Relaxed);
-            assert!(Consumer::new(data, taken).unwrap().pop(&mut Vec::new()).is_err(), "sizes {sizes:#x}");
+            assert!(Consumer::new(data, consumed).unwrap().pop(&mut Vec::new()).is_err(), "sizes {sizes:#x}");
         }
         for (at, value) in [
             (MAGIC_OFFSET, 0),
@@ -200,9 +200,9 @@ mod plain {
             (DEVICES_OFFSET, u64::MAX),
             (DEVICES_OFFSET, 1 << 61),
         ] {
-            let (data, taken, _producer) = fresh();
+            let (data, consumed, _producer) = fresh();
             data[at].store(value, Ordering::Relaxed);
-            assert!(Consumer::new(data, taken).is_err(), "word {at} is {value}");
+            assert!(Consumer::new(data, consumed).is_err(), "word {at} is {value}");
         }
         assert!(Consumer::new(words(0), words(1)).is_err());
         assert!(Consumer::new(fresh().0, words(0)).is_err());

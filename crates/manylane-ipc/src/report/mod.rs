@@ -45,15 +45,15 @@ pub const OPEN: u32 = 2;
 /// State of a slot: its receiver ended; the counts stay until the slot is reused.
 pub const ENDED: u32 = 3;
 
-/// Passes the counters of a receiver to the macro `$then`: the documentation of each, its field in
-/// [`Receiver`], and its name in JSON and metrics.
+/// Passes the counters of a receiver to the macro `$then`: the documentation of each, which is also
+/// its help in metrics, its field in [`Receiver`], and its name in JSON and metrics.
 #[macro_export]
 macro_rules! receiver_counters {
     ($then:ident) => {
         $then! {
             /// Datagrams returned to the program.
             rx_datagrams: received;
-            /// Their bytes.
+            /// Bytes of the datagrams returned to the program.
             rx_bytes: received_bytes;
             /// Calls of the program that returned datagrams.
             rx_batches: receive_calls;
@@ -66,11 +66,11 @@ macro_rules! receiver_counters {
             rx_bad_frames: bad_frames;
             /// Datagrams sent.
             tx_datagrams: sent;
-            /// Their bytes.
+            /// Bytes of the datagrams sent.
             tx_bytes: sent_bytes;
             /// Calls of the program that sent datagrams.
             tx_batches: send_calls;
-            /// Sent datagrams that passed the kernel's stack by.
+            /// Sent datagrams that passed the kernel's stack by (engine xdp).
             tx_frames: sent_by_xdp;
         }
     };

@@ -3,7 +3,7 @@
 /// Generates [`Reason`]. A row has the variant, its number, one word, and the description.
 macro_rules! reasons {
     ($($reason:ident = $number:literal, $name:literal, $description:literal;)*) => {
-        /// Why a socket is, or became again, a plain one. The numbers are indices of
+        /// The reason why a socket is, or became again, a plain one. The numbers are indices of
         /// [`Report::reasons`](super::Report::reasons).
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u32)]

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use manylane::WaitPolicy;
+use manylane_bench::experiments::rtt::cpu_layout::{CpuLayout, Cpus};
 use manylane_bench::experiments::rtt::generator::{Generator, RequestStats};
-use manylane_bench::experiments::rtt::placement::{Cpus, Placement};
 use manylane_bench::receivers::{Kind, ReceiverOptions, Work};
 use manylane_bench::{self as bench, Setup};
 
@@ -65,7 +65,7 @@ fn measure_rtt(
     stop: &AtomicBool,
 ) -> Result<RequestStats> {
     let cpus =
-        if pinned { Placement::SeparateCpus.cpus(setup) } else { Cpus { server: None, generator: None } };
+        if pinned { CpuLayout::SeparateCpus.cpus(setup) } else { Cpus { server: None, generator: None } };
     let options = ReceiverOptions {
         work: Work::Echo,
         recv_buffer: 1 << 20,

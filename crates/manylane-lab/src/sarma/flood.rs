@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use manylane_bench::experiments::rtt::placement::Placement;
+use manylane_bench::experiments::rtt::cpu_layout::CpuLayout;
 use manylane_bench::receivers::{Kind, ReceiverOptions, Work};
 use manylane_bench::{self as bench, Setup};
 use manylane_measure::machine;
@@ -101,10 +101,10 @@ impl RxPath {
         }
     }
 
-    fn placement(self) -> Placement {
+    fn cpu_layout(self) -> CpuLayout {
         match self {
-            Self::Threaded | Self::XdpThreaded => Placement::NapiServer,
-            _ => Placement::RpsServer,
+            Self::Threaded | Self::XdpThreaded => CpuLayout::NapiServer,
+            _ => CpuLayout::RpsServer,
         }
     }
 }
@@ -126,7 +126,7 @@ pub(super) fn run_under_flood<T>(
     let setup = places.testbed()?;
     let sender_cpu =
         setup.sender_cpu().context("needs two CPUs: one for the generator, another one for the server")?;
-    let _held = path.placement().apply(setup)?;
+    let _held = path.cpu_layout().apply(setup)?;
     let (from, to) = setup.hosts().context("a testbed has hosts")?;
     let (from, to) = (from.clone(), to.clone());
     to.ip_batch(&format!("route replace 5.0.0.0/8 dev {}\n", to.device(0)))?;

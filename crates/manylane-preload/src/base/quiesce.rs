@@ -43,7 +43,7 @@ const DETACH_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[repr(align(64))]
 struct Slot {
-    is_taken: AtomicU32,
+    is_used: AtomicU32,
     /// Calls that its thread is in; more than one in a signal handler. Written only by that
     /// thread.
     depth: AtomicU32,
@@ -52,9 +52,9 @@ struct Slot {
 }
 
 static SLOTS: [Slot; SLOTS_MAX] =
-    [const { Slot { is_taken: AtomicU32::new(0), depth: AtomicU32::new(0), is_parked: AtomicU32::new(0) } };
+    [const { Slot { is_used: AtomicU32::new(0), depth: AtomicU32::new(0), is_parked: AtomicU32::new(0) } };
         SLOTS_MAX];
-/// Slots from here on were never taken.
+/// Slots from here on were never used.
 static TOP: AtomicU32 = AtomicU32::new(0);
 /// The thread-specific key whose destructor frees a slot, plus 1; 0 before it exists.
 static TLS_KEY: AtomicU32 = AtomicU32::new(0);
@@ -78,7 +78,7 @@ extern "C" fn release_slot(_: *mut c_void) {
     if let Some(slot) = THREAD_SLOT.with(|here| here.replace(None)) {
         // A thread that was cancelled in a wait has not left.
         slot.depth.store(0, Ordering::Relaxed);
-        slot.is_taken.store(0, Ordering::Release);
+        slot.is_used.store(0, Ordering::Release);
     }
 }
 
@@ -93,7 +93,7 @@ pub(crate) fn in_child() {
     for slot in used_slots() {
         slot.depth.store(0, Ordering::Relaxed);
         slot.is_parked.store(0, Ordering::Relaxed);
-        slot.is_taken.store(0, Ordering::Relaxed);
+        slot.is_used.store(0, Ordering::Relaxed);
     }
     THREAD_SLOT.with(|here| here.set(None));
 }
@@ -101,14 +101,14 @@ pub(crate) fn in_child() {
 fn used_slots() -> impl Iterator<Item = &'static Slot> {
     SLOTS[..TOP.load(Ordering::SeqCst) as usize]
         .iter()
-        .filter(|slot| slot.is_taken.load(Ordering::SeqCst) != 0)
+        .filter(|slot| slot.is_used.load(Ordering::SeqCst) != 0)
 }
 
 #[cold]
 fn alloc_slot() -> Option<&'static Slot> {
     let key = TLS_KEY.load(Ordering::Relaxed).checked_sub(1)?;
     let is_free =
-        |slot: &Slot| slot.is_taken.compare_exchange(0, 1, Ordering::SeqCst, Ordering::Relaxed).is_ok();
+        |slot: &Slot| slot.is_used.compare_exchange(0, 1, Ordering::SeqCst, Ordering::Relaxed).is_ok();
     let at = SLOTS.iter().position(is_free)?;
     TOP.fetch_max(at as u32 + 1, Ordering::SeqCst);
     let slot = &SLOTS[at];

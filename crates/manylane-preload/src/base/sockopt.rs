@@ -83,7 +83,7 @@ const IGNORED: [(c_int, c_int); 4] = [
     (libc::SOL_SOCKET, libc::SO_DEBUG),
 ];
 
-/// Why a socket with this option must be plain; none if lanes can have it, too.
+/// The reason why a socket with this option must be plain; none if lanes can have it, too.
 pub(crate) fn plain_reason(level: c_int, name: c_int) -> Option<Reason> {
     if replicated(level, name).is_some() || IGNORED.contains(&(level, name)) {
         return None;

@@ -1,5 +1,5 @@
-//! Which lanes have a datagram: the one check that covers kernel sockets, queues and prefetched
-//! datagrams.
+//! Readiness of lanes: the one check for a datagram that covers kernel sockets, queues and
+//! prefetched datagrams.
 
 use libc::{c_int, c_short, pollfd};
 

@@ -1,4 +1,4 @@
-//! Calls that close all descriptors of a range, but for hidden ones.
+//! Calls that close all descriptors of a range, except hidden ones.
 
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, IntoRawFd as _};
@@ -54,9 +54,9 @@ fn close_range_tracked(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     if from > last { 0 } else { call::close_range(from, last, flags) }
 }
 
-/// Where close_range(2) is refused, by a kernel before 5.9 or a seccomp filter that the program
-/// was started with, the C library closes what `/proc/self/fd` lists. So does this, if hidden
-/// descriptors must stay open.
+/// closefrom(3). The C library closes what `/proc/self/fd` lists where close_range(2) is refused,
+/// by a kernel before 5.9 or a seccomp filter that the program was started with. So does this, if
+/// hidden descriptors must stay open.
 pub(crate) fn closefrom(first: c_int) {
     let first = first.max(0);
     if close_range(first as c_uint, c_uint::MAX, 0) == 0 {
@@ -73,7 +73,7 @@ pub(crate) fn closefrom(first: c_int) {
     call::closefrom(first);
 }
 
-/// Closes the descriptors from `first` on, but for hidden ones. False if they cannot be listed: the
+/// Closes the descriptors from `first` on, except hidden ones. False if they cannot be listed: the
 /// C library then ends the program.
 fn close_listed(first: c_int) -> bool {
     // As in the C library, no cancellation point: a cancelled thread would leave the list open.

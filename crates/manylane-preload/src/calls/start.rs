@@ -42,11 +42,9 @@ extern "C" fn start() {
         return;
     }
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut settings = Settings::read(
-        |name| std::env::var(name).ok(),
-        cpus,
-        |name, value, expected| real::log(&format!("ignoring {name}={value}: expected {expected}")),
-    );
+    // Lossy: a value that is not UTF-8 is set, and no setting accepts it.
+    let var = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+    let mut settings = Settings::read(var, cpus, real::log);
     let allowed = manylane_sys::cpu::affinity().map_or(0, |all| all.len());
     // The standard library rounds a quota down.
     settings.quota = (cpus < allowed).then_some(cpus as u32 + 1);

@@ -1,4 +1,4 @@
-//! Which lanes threads other than their owners must poll, so that each datagram is received.
+//! Lanes that threads other than their owners must poll, so that each datagram is received.
 //!
 //! A datagram is in the queue of exactly one lane. A lane is *covered* while its owner waits on
 //! it: the kernel wakes the owner for its datagrams. While the owner does not wait, or while there

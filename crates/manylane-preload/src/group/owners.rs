@@ -1,4 +1,4 @@
-//! Which thread owns which lane, and which lanes are steered to.
+//! Owners of lanes, and the lanes that are steered to.
 
 use std::sync::atomic::Ordering;
 

@@ -25,8 +25,8 @@ pub(crate) fn find() {
 fn register(fd: c_int) {
     let is_udp = sockopt::int_option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Some(libc::IPPROTO_UDP);
     let port = || lane_socket::local_addr(fd).map(|addr| addr.port()).filter(|port| *port != 0);
-    let is_taken = |port: u16| state::settings().is_some_and(|settings| settings.allows_port(port));
-    if table::entry(fd) != Entry::None || !is_udp || !port().is_some_and(is_taken) {
+    let is_allowed = |port: u16| state::settings().is_some_and(|settings| settings.allows_port(port));
+    if table::entry(fd) != Entry::None || !is_udp || !port().is_some_and(is_allowed) {
         return;
     }
     let Some(sock) = Sock::alloc(identity::cookie(fd)) else { return };

@@ -1,4 +1,4 @@
-//! Which threads are alive. `kill -9` runs no handler, and a thread that makes no progress may
+//! Liveness of threads. `kill -9` runs no handler, and a thread that makes no progress may
 //! only be stopped. So each thread takes a robust mutex once and keeps it. When the thread dies,
 //! in whatever way, the kernel marks the mutex (a robust futex). A check costs two loads and no
 //! call.

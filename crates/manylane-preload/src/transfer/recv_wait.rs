@@ -149,8 +149,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         }
     }
 
-    /// True if the program has signal handlers that interrupt the call, and signals are not deferred
-    /// yet.
+    /// True if the program has signal handlers that interrupt the call, and signals are not
+    /// deferred yet.
     fn must_defer_signals(&self) -> bool {
         let is_interruptible = !signals::should_restart() || self.timeout_us.get() != 0;
         is_interruptible && signals::has_handlers() && !self.signals.is_active()

@@ -1,5 +1,4 @@
-//! Which lane has which queue (engine `xdp`), and what threads do with queues: check for frames,
-//! receive, send.
+//! Queues of lanes (engine `xdp`), and what threads do with them: check for frames, receive, send.
 //!
 //! A lane is a kernel socket, here called its companion, and the queues that it has. The companion
 //! gets what XDP does not take, and what arrived before the queues were open. Any thread that may

@@ -1,5 +1,5 @@
-//! Where close_range(2) is refused, closefrom(3) closes what the program has open, and nothing of
-//! the library's.
+//! closefrom(3) where close_range(2) is refused: it closes what the program has open, and nothing
+//! of the library's.
 
 use crate::support::{build, run_native, run_preloaded};
 

@@ -52,7 +52,7 @@ impl fmt::Display for Step {
     }
 }
 
-/// Why a queue could not be opened.
+/// The reason why a queue could not be opened.
 #[derive(Debug)]
 pub struct OpenError {
     /// The step that failed.

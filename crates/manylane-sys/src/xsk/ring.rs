@@ -161,9 +161,9 @@ impl<T: Copy> Producer<T> {
     #[inline]
     pub(super) fn resume(memory: RingMemory<T>) -> Self {
         let next = memory.producer().load(Ordering::Relaxed);
-        let taken = memory.consumer().load(Ordering::Acquire);
+        let consumed = memory.consumer().load(Ordering::Acquire);
         // An invalid counter counts as a full ring.
-        let there = next.wrapping_sub(taken).min(memory.entries);
+        let there = next.wrapping_sub(consumed).min(memory.entries);
         Self { memory, next, published: next, cached_consumer: next.wrapping_sub(there) }
     }
 
@@ -240,10 +240,10 @@ impl<T: Copy> Producer<T> {
 
     /// Loads the consumer's counter. `Acquire`: it no longer reads slots that it has released (2).
     fn refresh(&mut self) {
-        let taken = self.memory.consumer().load(Ordering::Acquire);
-        // At most the published entries can have been taken since.
-        if taken.wrapping_sub(self.cached_consumer) <= self.published.wrapping_sub(self.cached_consumer) {
-            self.cached_consumer = taken;
+        let consumed = self.memory.consumer().load(Ordering::Acquire);
+        // At most the published entries can have been consumed since.
+        if consumed.wrapping_sub(self.cached_consumer) <= self.published.wrapping_sub(self.cached_consumer) {
+            self.cached_consumer = consumed;
         }
     }
 
@@ -272,14 +272,14 @@ impl<T: Copy> Producer<T> {
         self.next != self.cached_consumer
     }
 
-    /// Published entries that the consumer has not taken yet.
+    /// Published entries that the consumer has not consumed yet.
     pub(super) fn pending(&mut self) -> u32 {
         self.refresh();
         self.published.wrapping_sub(self.cached_consumer)
     }
 
     /// The unpublished entries, oldest first; with `published`, also the published ones that were
-    /// not taken.
+    /// not consumed.
     pub(super) fn unconsumed(&mut self, published: bool) -> impl Iterator<Item = T> + '_ {
         self.refresh();
         let first = if published { self.cached_consumer } else { self.published };
@@ -309,7 +309,7 @@ impl<T: Copy> Producer<T> {
 /// The consuming side.
 pub(super) struct Consumer<T> {
     memory: RingMemory<T>,
-    /// Entries taken so far, released or not.
+    /// Entries popped so far, released or not.
     next: u32,
     /// Our counter in the ring.
     released: u32,
@@ -346,7 +346,7 @@ impl<T: Copy> Consumer<T> {
         self.cached_producer == self.next && self.load() == self.next
     }
 
-    /// Entries that were pending at the last load of the counter, and were not taken since. Loads
+    /// Entries that were pending at the last load of the counter, and were not popped since. Loads
     /// nothing.
     #[inline]
     pub(super) fn cached_pending(&self) -> u32 {
@@ -376,7 +376,7 @@ impl<T: Copy> Consumer<T> {
         Some(value)
     }
 
-    /// Takes up to `most` entries for as long as `each` returns true; returns the number taken. An
+    /// Takes up to `most` entries for as long as `each` returns true; returns the number popped. An
     /// entry for which it returns false stays.
     #[inline]
     pub(super) fn pop_while(&mut self, most: u32, mut each: impl FnMut(T) -> bool) -> u32 {
@@ -385,22 +385,22 @@ impl<T: Copy> Consumer<T> {
         }
         let there = self.cached_producer.wrapping_sub(self.next).min(most);
         let (memory, first) = (self.memory, self.next);
-        let mut taken = 0;
-        while taken < there {
-            let slot = memory.slot(first.wrapping_add(taken));
+        let mut popped = 0;
+        while popped < there {
+            let slot = memory.slot(first.wrapping_add(popped));
             // SAFETY: as in `pop`: the slot is a published one.
             let value = slot.with(|slot| unsafe { slot.read_volatile() });
             if !each(value) {
                 break;
             }
-            taken += 1;
+            popped += 1;
         }
-        self.next = first.wrapping_add(taken);
-        taken
+        self.next = first.wrapping_add(popped);
+        popped
     }
 
     /// Takes an entry for each element of `to`, for as long as there are entries and `fill`
-    /// returns true; returns the number taken.
+    /// returns true; returns the number popped.
     #[inline]
     pub(super) fn pop_into<P>(&mut self, to: &mut [P], mut fill: impl FnMut(T, &mut P) -> bool) -> u32 {
         let most = u32::try_from(to.len()).unwrap_or(u32::MAX);
@@ -408,25 +408,25 @@ impl<T: Copy> Consumer<T> {
             self.cached_producer = self.load();
         }
         let (memory, first) = (self.memory, self.next);
-        let mut taken = 0;
+        let mut popped = 0;
         'all: for run in memory.slices(first, self.cached_producer.wrapping_sub(first).min(most)) {
-            for (slot, place) in run.iter().zip(&mut to[taken as usize..]) {
+            for (slot, place) in run.iter().zip(&mut to[popped as usize..]) {
                 // SAFETY: as in `pop`: the slot is a published one.
                 let value = slot.with(|slot| unsafe { slot.read_volatile() });
                 if !fill(value, place) {
                     break 'all;
                 }
-                taken += 1;
+                popped += 1;
             }
         }
-        self.next = first.wrapping_add(taken);
-        taken
+        self.next = first.wrapping_add(popped);
+        popped
     }
 
-    /// Puts the newest `count` taken and unreleased entries back: they are taken and read again.
+    /// Puts the newest `count` popped and unreleased entries back: they are popped and read again.
     pub(super) fn cancel(&mut self, count: u32) {
-        let taken = self.next.wrapping_sub(self.released);
-        self.next = self.next.wrapping_sub(count.min(taken));
+        let unreleased = self.next.wrapping_sub(self.released);
+        self.next = self.next.wrapping_sub(count.min(unreleased));
     }
 
     /// The producer's counter, or ours if that one is invalid. `Acquire`: the slots, and the bytes
@@ -441,7 +441,7 @@ impl<T: Copy> Consumer<T> {
         put
     }
 
-    /// Returns the slots of all taken entries to the producer.
+    /// Returns the slots of all popped entries to the producer.
     #[inline]
     pub(super) fn release(&mut self) {
         if self.released != self.next {

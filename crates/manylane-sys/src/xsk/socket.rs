@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::AtomicU32;
+use std::time::Duration;
 
 use libc::{c_int, off_t, xdp_desc, xdp_mmap_offsets, xdp_ring_offset};
 
@@ -330,9 +331,7 @@ impl RingWakeup for Socket {
         };
         // Before Linux 5.11 the socket has no receive call; polling it does the same.
         if ret < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EOPNOTSUPP) {
-            let mut poll = libc::pollfd { fd: self.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-            // SAFETY: the kernel reads and writes one pollfd, which lives across the call.
-            unsafe { libc::poll(&raw mut poll, 1, 0) };
+            _ = sock::wait_readable(self.fd.as_fd(), Duration::ZERO);
         }
     }
 }

@@ -26,9 +26,9 @@ fn reaches(from: &UdpSocket, to: &UdpSocket) -> bool {
     arrives_within(TIMEOUT, from, to)
 }
 
-/// Whether datagrams arrive again after a link was down. The first ones may not: the kernel drops
-/// what waits for a neighbour that does not answer for three seconds, and it may have asked for the
-/// last time just before the link came back.
+/// True if datagrams arrive again after a link was down. The first ones may not: the kernel drops
+/// those that wait for a neighbour that does not answer for three seconds, and it may have asked
+/// for the last time just before the link came back.
 fn reaches_again(from: &UdpSocket, to: &UdpSocket) -> bool {
     let start = Instant::now();
     while start.elapsed() < TIMEOUT {

@@ -1,5 +1,5 @@
-//! What our parser and etherparse have to agree on. Used by the tests and by the fuzz target
-//! `frame`.
+//! Results on which our parser and etherparse have to agree. Used by the tests and by the fuzz
+//! target `frame`.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,7 +9,7 @@ use manylane_wire::ethernet;
 use manylane_wire::frame::{Frame, Network, Transport};
 use manylane_wire::rx_hint;
 
-/// What a receiver of frames makes of `bytes` is what the layers say.
+/// A receiver of frames reads from `bytes` what the layers say.
 fn check_datagram(bytes: &[u8], frame: Option<&Frame<'_>>) {
     let datagram = Datagram::parse(bytes);
     // No hint makes the parser panic or read beyond the frame. Without one, the result is the same.
@@ -86,8 +86,8 @@ pub(crate) fn check(bytes: &[u8]) {
     }
 }
 
-/// Whether the layers below IP are such that both sides go on: at most two tags of the kinds we
-/// know, and no extension headers, which we leave to the kernel.
+/// True if both sides parse the layers below IP: at most two tags of the kinds we know, and no
+/// extension headers, which we leave to the kernel.
 fn is_comparable(packet: &SlicedPacket<'_>) -> bool {
     let known = [ethernet::ether_type::VLAN, ethernet::ether_type::SERVICE_VLAN].map(EtherType);
     let mut announced =
@@ -139,7 +139,7 @@ fn checksums_equal(a: u16, b: u16) -> bool {
     a == b || (a.is_multiple_of(0xffff) && b.is_multiple_of(0xffff))
 }
 
-/// What holds for every frame that we take, whatever others say.
+/// Checks what holds for every frame that we accept, whatever etherparse says.
 fn check_consistency(bytes: &[u8], frame: &Frame<'_>) {
     let within = |part: &[u8]| {
         let (all, part) = (bytes.as_ptr_range(), part.as_ptr_range());

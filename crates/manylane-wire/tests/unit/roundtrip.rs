@@ -1,4 +1,4 @@
-//! What is written is what is read, and nothing that arrives makes a parser panic.
+//! Headers are read back as they were written, and no input makes a parser panic.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 

@@ -292,8 +292,8 @@ impl Server<'_> {
             }
             let (producer, files) = rings::create(&devices, active.buffer)
                 .map_err(|err| format!("cannot allocate the capture buffer of lane {lane}: {err}"))?;
-            let [data, taken] = &files;
-            send_reply(client.connection.as_fd(), &Reply::Ring(lane.0), &[data.as_fd(), taken.as_fd()])
+            let [data, consumed] = &files;
+            send_reply(client.connection.as_fd(), &Reply::Ring(lane.0), &[data.as_fd(), consumed.as_fd()])
                 .map_err(|err| format!("cannot pass on its memory: {err}"))?;
             mailbox.set_ring(Some(Ring { producer, snaplen: active.snaplen }));
             active.served.push(lane);

@@ -1,3 +1,5 @@
+//! The reading side of a capture against processes that lie, write without end, or block.
+
 use std::os::fd::BorrowedFd;
 use std::sync::mpsc;
 use std::thread;

@@ -24,7 +24,7 @@ pub(super) struct Waiter {
     opened: Instant,
     /// The waiting thread has 1 µs timer slack and the shortest time slice.
     is_low_latency: bool,
-    /// When a lane in `serve` delays its next receive, and for how long. Others never delay.
+    /// Delays of the next receive of a lane in `serve`. Other lanes never delay.
     coalesce: RxCoalesce,
 }
 

@@ -80,7 +80,7 @@ impl Socket {
         self.shared.config.engine
     }
 
-    /// Why the engine is not the one that was named, or that [`Engine::Auto`] prefers.
+    /// The reason why the engine is not the one that was named, or that [`Engine::Auto`] prefers.
     #[must_use]
     pub fn fallback(&self) -> Option<&str> {
         self.shared.config.fallback.as_deref()

@@ -124,7 +124,7 @@ pub struct EffectiveSteering {
     pub policy: Steering,
     /// The mechanism in force; never [`SteeringBackend::Auto`].
     pub backend: SteeringBackend,
-    /// Why the policy differs from the requested one, or why eBPF is not used.
+    /// The reason why the policy differs from the requested one, or why eBPF is not used.
     pub reason: Option<String>,
 }
 

@@ -145,7 +145,7 @@ impl FromStr for WaitPolicy {
 pub struct EffectiveWait {
     /// The policy in force.
     pub policy: WaitPolicy,
-    /// Why it is not the requested policy.
+    /// The reason why it is not the requested policy.
     pub reason: Option<String>,
 }
 

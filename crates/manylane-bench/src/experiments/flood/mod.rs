@@ -38,7 +38,7 @@ pub fn run(
     setup: &mut Setup,
     options: &Options,
     plan: &Plan,
-    director: &mut dyn Controller,
+    controller: &mut dyn Controller,
 ) -> Result<Document<BenchSettings, FloodRow>> {
     let (from, to) = setup.hosts().context("bench flood needs a testbed (root)")?;
     let cpus = setup.sender_cpu().zip(setup.receiver_cpus().first().copied());
@@ -55,10 +55,11 @@ pub fn run(
     for &part in &plan.parts {
         let notes = &mut settings.notes;
         rows.extend(
-            run_part(part, &bed, (options, plan), notes, director).with_context(|| format!("part {part}"))?,
+            run_part(part, &bed, (options, plan), notes, controller)
+                .with_context(|| format!("part {part}"))?,
         );
     }
-    director.progress(1.0, "done");
+    controller.progress(1.0, "done");
     Ok(Document::new(BENCH_FLOOD, settings, rows))
 }
 
@@ -67,7 +68,7 @@ fn run_part(
     bed: &FloodTestbed,
     (options, plan): (&Options, &Plan),
     notes: &mut Vec<String>,
-    director: &mut dyn Controller,
+    controller: &mut dyn Controller,
 ) -> Result<Vec<FloodRow>> {
     let (rounds, with) = (options.rounds, (options, plan));
     match part {
@@ -76,20 +77,20 @@ fn run_part(
             let pps = match options.pps {
                 Some(pps) => pps,
                 None => {
-                    director.progress(0.0, "clients: searching for the no-loss rate");
-                    let most = clients::server_no_loss_rate(bed, &|| check_stop(director.stop()))?;
+                    controller.progress(0.0, "clients: searching for the no-loss rate");
+                    let most = clients::server_no_loss_rate(bed, &|| check_stop(controller.stop()))?;
                     notes.push(format!("no-loss rate of the server: {most:.0} per second"));
                     FLOOD_RATE_FACTOR * most
                 }
             };
-            let samples = run_rounds(rounds, &clients::VARIANTS, director, |variant, round, stop| {
+            let samples = run_rounds(rounds, &clients::VARIANTS, controller, |variant, round, stop| {
                 clients::sample(bed, with, (variant, from, pps), round, stop)
             })?;
             Ok(rows(part, &clients::VARIANTS, samples))
         }
         Part::Program => {
             let pps = options.pps.unwrap_or(PROGRAM_PPS);
-            let samples = run_rounds(rounds, &program::VARIANTS, director, |variant, round, stop| {
+            let samples = run_rounds(rounds, &program::VARIANTS, controller, |variant, round, stop| {
                 program::sample(bed, with, (variant, pps), round, stop)
             })?;
             Ok(rows(part, &program::VARIANTS, samples))
@@ -97,7 +98,7 @@ fn run_part(
         Part::Sources => {
             let pair = sources::ServerPair::start(bed)?;
             let length = plan.sources.div_f64(rounds as f64);
-            let samples = run_rounds(rounds, &sources::VARIANTS, director, |variant, round, stop| {
+            let samples = run_rounds(rounds, &sources::VARIANTS, controller, |variant, round, stop| {
                 pair.sample(bed, usize::from(variant.limit), (round, length), stop)
             });
             pair.stop()?;

@@ -20,7 +20,7 @@ use manylane_measure::named_enum;
 use manylane_sys::errno::ENOBUFS;
 use manylane_sys::sock::{self, Buffer};
 
-use super::placement::Cpus;
+use super::cpu_layout::Cpus;
 use crate::{Setup, run_pinned};
 
 /// Bytes of the number in a request.

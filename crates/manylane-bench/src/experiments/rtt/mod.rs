@@ -1,15 +1,15 @@
 //! `bench rtt`: round-trip times and cost of each wait policy.
 //!
 //! ```text
-//! for each placement, round, contender (in turn):  start it ─► warm up ─► each mode: a series of requests ─► stop it
+//! for each layout, round, contender (in turn):  start it ─► warm up ─► each mode: a series of requests ─► stop it
 //! ```
 //!
 //! A contender is a receiver with a wait policy. The modes are a closed ping-pong (the next
 //! request when the reply has arrived), open loops at fixed rates ([`generator`]), and no requests
 //! at all, which shows the cost of an idle server.
 
+pub mod cpu_layout;
 pub mod generator;
-pub mod placement;
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,8 +19,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use manylane::WaitPolicy;
 
+use self::cpu_layout::CpuLayout;
 use self::generator::{Arrivals, Generator, RequestStats};
-use self::placement::Placement;
 use crate::receivers::{Kind, ReceiverOptions, RunningReceiver, Work};
 use crate::sample::{CpuBusyTimer, check_stop};
 use crate::schema::{BENCH_RTT, BenchSettings, Document, RttMetrics, RttRow, RttSample, Sample};
@@ -99,8 +99,8 @@ impl FromStr for Contender {
 pub struct Plan {
     /// The contenders.
     pub contenders: Vec<Contender>,
-    /// Placements of server, generator and device work.
-    pub placements: Vec<Placement>,
+    /// CPU layouts of server, generator and device work.
+    pub cpu_layouts: Vec<CpuLayout>,
     /// Requests per second of the open loops; by default shares of the lowest no-loss rate.
     pub rates: Vec<f64>,
     /// Intervals of the open loops.
@@ -132,13 +132,13 @@ impl Mode {
 /// Runs the benchmark.
 ///
 /// # Errors
-/// Fails if a contender or the generator fails, if a placement is not available, or if it is
+/// Fails if a contender or the generator fails, if a layout is not available, or if it is
 /// stopped.
 pub fn run(
     setup: &mut Setup,
     options: &Options,
     plan: &Plan,
-    director: &mut dyn Controller,
+    controller: &mut dyn Controller,
 ) -> Result<Document<BenchSettings, RttRow>> {
     let limits = Limits { start_pps: MODERATE_PPS, max_pps: 1e6, precision: 0.1, ..Limits::default() };
     let mut settings = options.settings(setup, &limits);
@@ -152,15 +152,15 @@ pub fn run(
     for &size in &options.sizes {
         let bench = Bench { setup, options, plan, size };
         let rates = if plan.rates.is_empty() {
-            bench.find_rates(&limits, &mut settings, director)?
+            bench.find_rates(&limits, &mut settings, controller)?
         } else {
             plan.rates.clone()
         };
-        for &placement in &plan.placements {
-            rows.extend(bench.compare(placement, &rates, director)?);
+        for &layout in &plan.cpu_layouts {
+            rows.extend(bench.compare(layout, &rates, controller)?);
         }
     }
-    director.progress(1.0, "done");
+    controller.progress(1.0, "done");
     Ok(Document::new(BENCH_RTT, settings, rows))
 }
 
@@ -177,14 +177,14 @@ impl Bench<'_> {
         &self,
         limits: &Limits,
         settings: &mut BenchSettings,
-        director: &mut dyn Controller,
+        controller: &mut dyn Controller,
     ) -> Result<Vec<f64>> {
         let mut lowest = f64::INFINITY;
         for &contender in &self.plan.contenders {
-            let cpus = Placement::SeparateCpus.cpus(self.setup);
+            let cpus = CpuLayout::SeparateCpus.cpus(self.setup);
             let running = self.start(contender, cpus.server)?;
             let mut generator = Generator::open(self.setup, running.addr(), self.size)?;
-            let stop = director.stop();
+            let stop = controller.stop();
             let found = no_loss_rate(limits, |pps| {
                 check_stop(stop)?;
                 let asked = generator.run_pinned(cpus, |generator| {
@@ -197,7 +197,7 @@ impl Bench<'_> {
                 found.pps,
                 if found.sender_limited { ", the generator's maximum" } else { "" }
             ));
-            director.progress(0.0, &format!("{contender}: {:.0} k/s", found.pps / 1e3));
+            controller.progress(0.0, &format!("{contender}: {:.0} k/s", found.pps / 1e3));
             lowest = lowest.min(found.pps);
         }
         ensure!(
@@ -224,20 +224,20 @@ impl Bench<'_> {
         self.setup.start(kind, &options).with_context(|| contender.to_string())
     }
 
-    /// All contenders in one placement, interleaved.
+    /// All contenders in one layout, interleaved.
     fn compare(
         &self,
-        placement: Placement,
+        layout: CpuLayout,
         rates: &[f64],
-        director: &mut dyn Controller,
+        controller: &mut dyn Controller,
     ) -> Result<Vec<RttRow>> {
-        let held = placement.apply(self.setup)?;
+        let held = layout.apply(self.setup)?;
         let mut modes = vec![Mode::PingPong];
         modes.extend(rates.iter().map(|&rate| Mode::OpenLoop(rate)));
         modes.push(Mode::Idle);
         let contenders = &self.plan.contenders;
-        let samples = run_rounds(self.options.rounds, contenders, director, |&contender, round, stop| {
-            self.sample(contender, placement, &modes, round, stop)
+        let samples = run_rounds(self.options.rounds, contenders, controller, |&contender, round, stop| {
+            self.sample(contender, layout, &modes, round, stop)
         })?;
         drop(held);
         let mut rows = Vec::new();
@@ -246,7 +246,7 @@ impl Bench<'_> {
                 let samples = samples.iter().map(|round: &Vec<RttSample>| round[index]).collect();
                 rows.push(RttRow {
                     wait: contender.wait.to_string(),
-                    placement: placement.to_string(),
+                    cpu_layout: layout.to_string(),
                     mode: mode.name().into(),
                     rate: mode.rate(),
                     arrivals: self.plan.arrivals.to_string(),
@@ -261,12 +261,12 @@ impl Bench<'_> {
     fn sample(
         &self,
         contender: Contender,
-        placement: Placement,
+        layout: CpuLayout,
         modes: &[Mode],
         round: usize,
         stop: &AtomicBool,
     ) -> Result<Vec<RttSample>> {
-        let cpus = placement.cpus(self.setup);
+        let cpus = layout.cpus(self.setup);
         let running = self.start(contender, cpus.server)?;
         let mut generator = Generator::open(self.setup, running.addr(), self.size)?;
         let (arrivals, duration) = (self.plan.arrivals, self.options.duration);

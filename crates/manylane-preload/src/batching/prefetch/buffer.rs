@@ -89,7 +89,7 @@ impl Prefetch {
         true
     }
 
-    /// Where the address, the head and the tail of a slot are.
+    /// The places of the address, the head and the tail of a slot.
     pub(super) fn slot(&self, slot: usize) -> (*mut u8, *mut u8, *mut u8) {
         (
             self.names.get().cast::<u8>().wrapping_add(slot * SOCKADDR_LEN_MAX),

@@ -46,7 +46,7 @@ pub(crate) struct Sock {
     /// Changes with each use of the slot, so that a reference to an earlier socket does not match
     /// the next one.
     pub(crate) generation: AtomicU32,
-    /// Why it must stay plain, plus 1; found before bind.
+    /// The reason why it must stay plain, plus 1; found before bind.
     plain_reason: AtomicU32,
     /// The program's own receive timeout in microseconds, set before bind.
     pub(crate) timeout_us: AtomicU64,
@@ -203,7 +203,7 @@ impl Sock {
         fence(Ordering::SeqCst);
     }
 
-    /// Why the socket must not get lanes, if it must not.
+    /// The reason why the socket must not get lanes, if it must not.
     pub(crate) fn plain_reason(&self) -> Option<Reason> {
         fence(Ordering::SeqCst);
         Reason::ALL.get((self.plain_reason.load(Ordering::Relaxed) as usize).wrapping_sub(1)).copied()

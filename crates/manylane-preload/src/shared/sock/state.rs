@@ -1,4 +1,4 @@
-//! What all processes share of a socket: its mode, its members, and which of them owns each lane.
+//! State of a socket that all processes share: its mode, its members, and the owner of each lane.
 
 use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering, fence};

@@ -119,7 +119,7 @@ impl LaneQueue {
     }
 }
 
-/// Why a packet is invalid.
+/// The reason why a packet is invalid.
 enum PacketError {
     Malformed,
     Checksum,

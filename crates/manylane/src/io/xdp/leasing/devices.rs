@@ -222,7 +222,7 @@ pub(super) fn attach(
     Err(Error::new(kind, message))
 }
 
-/// Why a device is used only if it is named; none if it may be used anyway.
+/// The reason why a device is used only if it is named; none if it may be used anyway.
 fn exclusion_reason(device: u32, name: &str, locals: &LocalState) -> Option<String> {
     let is_global = |ip: IpAddr| match ip {
         IpAddr::V4(ip) => !ip.is_link_local(),

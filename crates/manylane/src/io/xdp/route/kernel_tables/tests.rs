@@ -1,3 +1,5 @@
+//! Next hops from sequences of kernel updates, and which entries each update changes.
+
 use std::net::Ipv4Addr;
 
 use super::super::table::Prefix;

@@ -1,3 +1,5 @@
+//! The table of next hops: bounds, evictions, concurrent readers, and a map as its model.
+
 use std::net::Ipv4Addr;
 
 use proptest::prelude::*;

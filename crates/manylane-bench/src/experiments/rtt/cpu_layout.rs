@@ -1,4 +1,4 @@
-//! Placement of the server, the generator and the device's work.
+//! CPU layout: the CPUs of the server, the generator and the device's work.
 //!
 //! A virtual device has no interrupt: packets are received in a softirq on the sending CPU.
 //! Receive packet steering (RPS) passes them on to a chosen CPU, by an interrupt to that
@@ -20,8 +20,8 @@ const NAPI_THREAD_TIMEOUT: Duration = Duration::from_secs(5);
 const LINK: usize = 0;
 
 named_enum! {
-    /// A placement by name.
-    pub enum Placement {
+    /// A layout by name.
+    pub enum CpuLayout {
         /// Server and generator have a CPU each. The device's work is done on the
         /// generator's.
         SeparateCpus = "apart",
@@ -37,7 +37,7 @@ named_enum! {
     }
 }
 
-impl Placement {
+impl CpuLayout {
     /// True if it needs a device.
     #[must_use]
     pub const fn needs_device(self) -> bool {
@@ -56,7 +56,7 @@ impl Placement {
     ///
     /// # Errors
     /// Without a device, with one CPU, or if the kernel refuses.
-    pub fn apply(self, setup: &Setup) -> Result<Option<PlacementGuard>> {
+    pub fn apply(self, setup: &Setup) -> Result<Option<CpuLayoutGuard>> {
         if !self.needs_device() {
             return Ok(None);
         }
@@ -64,7 +64,7 @@ impl Placement {
         let Cpus { server, generator } = self.cpus(setup);
         let (server, generator) = (server.context("no CPU")?, generator.context("no CPU")?);
         ensure!(server != generator, "{self} needs two CPUs");
-        let held = PlacementGuard { host: host.clone(), placement: self };
+        let held = CpuLayoutGuard { host: host.clone(), layout: self };
         match self {
             Self::RpsServer => set_rps(host, 1 << server)?,
             Self::NapiServer => enable_threaded_napi(host, server)?,
@@ -85,15 +85,15 @@ pub struct Cpus {
 
 /// The device's work is moved until this is dropped.
 #[derive(Debug)]
-pub struct PlacementGuard {
+pub struct CpuLayoutGuard {
     host: Host,
-    placement: Placement,
+    layout: CpuLayout,
 }
 
-impl Drop for PlacementGuard {
+impl Drop for CpuLayoutGuard {
     fn drop(&mut self) {
         // Errors are ignored, because the testbed is dropped soon, too.
-        let _ = if self.placement == Placement::RpsServer {
+        let _ = if self.layout == CpuLayout::RpsServer {
             set_rps(&self.host, 0)
         } else {
             write_sysfs(&self.host, "threaded", "0")
@@ -151,11 +151,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn placements_assign_the_cpus() {
+    fn layouts_assign_the_cpus() {
         let setup = Setup::loopback(None);
-        let (apart, together) = (Placement::SeparateCpus.cpus(&setup), Placement::SharedCpu.cpus(&setup));
+        let (apart, together) = (CpuLayout::SeparateCpus.cpus(&setup), CpuLayout::SharedCpu.cpus(&setup));
         assert_eq!((apart.server, together.server), (together.generator, apart.server));
         assert_eq!(apart.generator == apart.server, setup.sender_cpu().is_none());
-        assert!(Placement::RpsServer.apply(&setup).unwrap_err().to_string().contains("testbed"));
+        assert!(CpuLayout::RpsServer.apply(&setup).unwrap_err().to_string().contains("testbed"));
     }
 }
