@@ -125,6 +125,8 @@ pub(super) fn differences() -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Paper;
+    use crate::table::assert_compared;
 
     #[test]
     fn loopback_all_messages_are_received() {
@@ -142,5 +144,9 @@ mod tests {
             assert_eq!(row.counts["sent"], 2048, "{row:?}");
             assert_eq!(row.counts["delivered"], 2048, "{row:?}");
         }
+        assert_compared(Paper::Orlowsky, LOCAL_TABLE, &rows);
+        // The other table has the same columns.
+        let elsewhere = rows.into_iter().map(|row| Row { table: REAL_WORLD_TABLE.into(), ..row });
+        assert_compared(Paper::Orlowsky, REAL_WORLD_TABLE, &elsewhere.collect::<Vec<_>>());
     }
 }

@@ -91,6 +91,17 @@ pub(crate) fn print(rows: &[&Row], baseline: Option<Baseline>) -> Printed {
     Printed { header: [&[String::new()][..], &columns[..]].concat(), lines: printed, notes }
 }
 
+/// Checks that `rows` have cells of the named table to compare with its baseline, and the baseline.
+/// Without it the table would just have no ratios.
+#[cfg(test)]
+pub(crate) fn assert_compared(paper: Paper, name: &str, rows: &[Row]) {
+    let tables = paper.tables(&Scale::quick());
+    let table = tables.iter().find(|table| table.name == name).unwrap();
+    let own: Vec<&Row> = rows.iter().filter(|row| row.table == name).collect();
+    let text = print(&own, table.baseline).text();
+    assert!(text.contains("ratio (p)"), "{name}:\n{text}");
+}
+
 impl Printed {
     fn text(&self) -> String {
         let mut text = align(&[std::slice::from_ref(&self.header), &self.lines[..]].concat());

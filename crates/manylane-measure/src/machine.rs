@@ -169,6 +169,15 @@ mod tests {
     }
 
     #[test]
+    fn fields_are_found_by_name() {
+        let text = "SlabInfo: 7 kB\nSlab:      42 kB\nMemTotal: 5 kB\n";
+        assert_eq!(find_field(text, "Slab").as_deref(), Some("42 kB"));
+        assert_eq!(find_field("", "Slab"), None);
+        assert_eq!(read_kib("/proc/meminfo", "MemTotal") * 1024, Machine::read().memory_bytes);
+        assert_eq!((read_kib("/proc/meminfo", "NoSuch"), read_kib("/nowhere", "Slab")), (0, 0));
+    }
+
+    #[test]
     fn stolen_time_is_read_of_each_cpu() {
         let stat = "cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 1 2 3 4 5 6 7 80 0 0\ncpu2 1 2 3 4 5 6 7 5 0 0\nintr 5\n";
         assert_eq!(parse_steal(stat), [800_000_000, 0, 50_000_000]);

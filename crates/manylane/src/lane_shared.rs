@@ -45,6 +45,23 @@ pub(crate) struct LaneShared {
 }
 
 impl LaneShared {
+    /// That of a lane in no group, which receives from `socket`.
+    #[cfg(test)]
+    pub(crate) fn of_socket(socket: &std::net::UdpSocket) -> Self {
+        Self {
+            id: LaneId(0),
+            slot: 0,
+            fd: Arc::new(socket.try_clone().unwrap().into()),
+            offloads: Offloads { gro: false, gso: false },
+            cpu: None,
+            cells: Cells::new(),
+            state: AtomicU8::new(OPEN),
+            tid: AtomicI32::new(0),
+            drops_before: 0,
+            steered_before: 0,
+        }
+    }
+
     /// The lane's counters, including the kernel's drops at its queue.
     pub(crate) fn counters(&self) -> LaneCounters {
         let mut counters = self.cells.read();

@@ -4,11 +4,12 @@ use std::collections::BTreeSet;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use manylane::{Builder, ErrorKind, Lane, LaneInfo, Placement, Received};
+use manylane::{Builder, Engine, ErrorKind, Lane, LaneInfo, Placement, Received, Steering, SteeringBackend};
 use manylane_sys::cpu;
 use manylane_sys::epoll::Epoll;
 use manylane_tests::{
-    Client, Serving, TEST_TIMEOUT, on_every_engine, on_every_variant, pattern, record_counters, send_and_wait,
+    Client, LaneDriver, Serving, SlowServer, TEST_TIMEOUT, backends, need_uring, on_every_engine,
+    on_every_variant, pattern, record_counters, send_and_wait,
 };
 
 /// A lane is Send but not Sync, or this would not compile.
@@ -154,6 +155,58 @@ fn loopback_serve_with_passes_lane_id_and_cpu() {
         }
         serving.stop().unwrap();
     }
+}
+
+/// Datagrams queue for a lane whose closure is busy, and other lanes go on.
+#[test]
+fn loopback_a_busy_lane_delays_no_other_lane() {
+    const TEST: &str = "loopback_a_busy_lane_delays_no_other_lane";
+    let mut engines = vec![Engine::Mmsg];
+    if need_uring(TEST) {
+        engines.push(Engine::Uring);
+    }
+    let backends = backends(TEST, &[SteeringBackend::Ebpf, SteeringBackend::ClassicBpf]);
+    for (engine, by) in engines.iter().flat_map(|engine| backends.iter().map(move |by| (*engine, *by))) {
+        let mut builder = Builder::new("127.0.0.1:0").unwrap();
+        builder.engine(engine).lanes(2).steering(Steering::Key { offset: 0, len: 4 }).steering_backend(by);
+        let [key, other] = keys_of_two_lanes(&builder);
+        let socket = builder.open().unwrap();
+        let busy = socket.handle().lane_ids()[0];
+        let SlowServer { serving, entered, release, handled } =
+            SlowServer::start(socket, busy, |payload| payload[4]);
+        let client = Client::to(serving.addr);
+        let send = |key: [u8; 4], number: u8| client.send(&[&key[..], &[number]].concat());
+        let next = || handled.recv_timeout(TEST_TIMEOUT).unwrap();
+        send(key, 0);
+        entered.recv_timeout(TEST_TIMEOUT).unwrap();
+        for number in 1..=50 {
+            send_and_wait(|| send(key, number));
+            send(other, 100 + number);
+            let (lane, handled) = next();
+            assert!(lane != busy && handled == 100 + number, "{engine}, {by}: {handled}");
+        }
+        assert!(handled.try_recv().is_err(), "{engine}, {by}");
+        drop(release);
+        (0..=50).for_each(|number| assert_eq!(next(), (busy, number), "{engine}, {by}"));
+        let total = serving.stop().unwrap().total();
+        assert_eq!((total.delivered, total.arrived()), (101, 101), "{engine}, {by}");
+    }
+}
+
+/// A key that is steered to each of the two lanes of `builder`, the same for every socket.
+fn keys_of_two_lanes(builder: &Builder) -> [[u8; 4]; 2] {
+    let mut driver = LaneDriver::new(builder.open().unwrap());
+    let client = Client::to(driver.addr());
+    let mut key_of = |lane: usize| {
+        let id = driver.lanes[lane].id();
+        let mut keys = (0_u32..).map(u32::to_be_bytes);
+        keys.find(|key| {
+            client.send(key);
+            driver.recv_lane_id() == id
+        })
+        .unwrap()
+    };
+    [key_of(0), key_of(1)]
 }
 
 on_every_engine! {

@@ -295,6 +295,7 @@ mod tests {
     use std::fs::File;
     use std::os::unix::fs::FileExt;
 
+    use manylane_sys::shared::sealed_memfd;
     use rustix::fs::MemfdFlags;
 
     use super::*;
@@ -349,7 +350,32 @@ mod tests {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let loose = File::from(rustix::fs::memfd_create(c"open", flags).unwrap());
         loose.write_all_at(&bytes, 0).unwrap();
-        let opened = ReportFile::open(&ReportFile::path(loose.as_fd()));
-        assert_eq!(opened.err().map(|err| err.kind()), Some(io::ErrorKind::InvalidData));
+        assert_eq!(open_error(loose.as_fd()), Some(io::ErrorKind::InvalidData));
+    }
+
+    /// The error of opening the file of `fd` as a report.
+    fn open_error(fd: BorrowedFd<'_>) -> Option<io::ErrorKind> {
+        ReportFile::open(&ReportFile::path(fd)).err().map(|err| err.kind())
+    }
+
+    #[test]
+    fn sealed_files_of_another_length_or_version_are_no_report() {
+        for size in [size_of::<Report>() - 8, size_of::<Report>() + 8] {
+            let fd = sealed_memfd(c"another", size).unwrap();
+            // Valid apart from the length.
+            let header = [MAGIC, VERSION].map(u32::to_ne_bytes);
+            File::from(fd.try_clone().unwrap()).write_all_at(header.as_flattened(), 0).unwrap();
+            assert_eq!(open_error(fd.as_fd()), Some(io::ErrorKind::InvalidData), "{size} bytes");
+        }
+        for (magic, version, error) in [
+            (MAGIC, VERSION, None),
+            (0, VERSION, Some(io::ErrorKind::InvalidData)),
+            (MAGIC, VERSION + 1, Some(io::ErrorKind::InvalidData)),
+        ] {
+            let (report, fd) = ReportFile::create().unwrap();
+            report.report().header.magic.store(magic, Ordering::Relaxed);
+            report.report().header.version.store(version, Ordering::Relaxed);
+            assert_eq!(open_error(fd.as_fd()), error, "{magic:#x}, {version}");
+        }
     }
 }

@@ -110,6 +110,8 @@ fn mean_time_ms(cpus: &[usize], steps: u64) -> Result<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Paper;
+    use crate::table::assert_compared;
 
     #[test]
     fn each_row_has_values_or_a_reason() {
@@ -121,6 +123,9 @@ mod tests {
             assert!(loops.value.is_some_and(|ms| ms > 0.0) != loops.why_not.is_some(), "{loops:?}");
             let handed = at(LINE_HANDOVER).and_then(|row| row.value);
             assert_eq!(handed.is_some(), line != ONE_THREAD && loops.value.is_some(), "{line}");
+            if handed.is_some() {
+                assert_compared(Paper::Priambodo, CORES, &rows);
+            }
         }
     }
 

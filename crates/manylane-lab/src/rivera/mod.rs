@@ -188,3 +188,20 @@ pub(super) fn differences(scale: &Scale) -> Vec<String> {
     }
     all
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Paper;
+    use crate::table::assert_compared;
+
+    #[test]
+    fn figures_are_compared_with_one_of_their_readers() {
+        for (figure, readers) in
+            [(FIGURE_2, readers()), (FIGURE_2_CPU, readers()), (FIGURE_4, queue_readers())]
+        {
+            let row = |reader: Reader| Row::new(figure, &reader.name(), "1", "s", vec![1.0]);
+            assert_compared(Paper::Rivera, figure, &readers.into_iter().map(row).collect::<Vec<_>>());
+        }
+    }
+}

@@ -280,6 +280,8 @@ fn access_lines(words: &[PaddedWord], how: TransferOp, known: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Paper;
+    use crate::table::assert_compared;
 
     #[test]
     fn every_line_of_table_1_has_a_figure_or_a_reason() {
@@ -293,6 +295,7 @@ mod tests {
             (rows[0].line.as_str(), rows[9].line.as_str(), rows[10].line.as_str()),
             (INSTRUCTION, CMPXCHG_INVALIDATE, LINE_HANDOVER)
         );
+        assert_compared(Paper::Sarma, TABLE_1, &rows);
     }
 
     #[test]

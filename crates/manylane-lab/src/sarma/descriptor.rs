@@ -162,6 +162,8 @@ fn measure_requests(socket: BorrowedFd<'_>, how: Lookup, calls: u32) -> Result<f
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Paper;
+    use crate::table::assert_compared;
 
     #[test]
     fn every_cell_has_a_figure_or_a_reason() {
@@ -174,5 +176,7 @@ mod tests {
         for row in &rows {
             assert!(row.value.is_some_and(|ns| ns > 0.0) || row.why_not.is_some(), "{row:?}");
         }
+        assert_compared(Paper::Sarma, TABLE_3, &rows);
+        assert_compared(Paper::Sarma, TABLE_3_WRITES, &rows);
     }
 }

@@ -354,6 +354,8 @@ fn p99(samples: &[f64]) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Paper;
+    use crate::table::assert_compared;
 
     #[test]
     fn the_kernels_files_are_read() {
@@ -388,5 +390,7 @@ mod tests {
         assert_eq!((at(FLOOD, NEIGHBOURS_MAX), at(FIGURE_7, "1")), (99.0, 10.0));
         assert_eq!((at(FLOOD, GRACE_PERIOD_MAX), at(FLOOD, LATENCY_P99)), (10.0, 0.5));
         assert_eq!(at(FLOOD, SLAB_GROWTH_MAX), 99.0 / 1024.0);
+        let idle = result_rows(RxPath::Idle, &flooded, Duration::from_secs(2));
+        assert_compared(Paper::Sarma, FLOOD, &[rows, idle].concat());
     }
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use manylane_bench::{self as bench, run_pinned};
+use manylane_measure::Sent;
 
 use super::flood::{FloodResult, RxPath, run_under_flood};
 use super::names::FIGURE_9;
@@ -50,10 +51,13 @@ pub(super) fn rows(places: &mut Setups, path: RxPath, stop: &AtomicBool) -> Vec<
         let cpu = setup.receiver_cpus().first().copied().context("no CPU")?;
         measure_gaps(cpu, length, stop)
     });
-    let FloodResult { observed: missed, sent } = match got {
-        Ok(flooded) => flooded,
-        Err(err) => return vec![Row::measured(FIGURE_9, path.name(), LONGEST_GAP, "ms", Err(err))],
-    };
+    match got {
+        Ok(FloodResult { observed, sent }) => result_rows(path, &observed, &sent),
+        Err(err) => vec![Row::measured(FIGURE_9, path.name(), LONGEST_GAP, "ms", Err(err))],
+    }
+}
+
+fn result_rows(path: RxPath, missed: &GapStats, sent: &Sent) -> Vec<Row> {
     let cell = |column, unit, value| Row::new(FIGURE_9, path.name(), column, unit, vec![value]);
     let seconds = missed.elapsed.as_secs_f64().max(1e-9);
     vec![
@@ -83,6 +87,8 @@ fn measure_gaps(cpu: usize, length: Duration, stop: &AtomicBool) -> Result<GapSt
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Paper;
+    use crate::table::assert_compared;
 
     #[test]
     fn gaps_are_summed_and_the_longest_is_kept() {
@@ -97,6 +103,13 @@ mod tests {
             elapsed: Duration::ZERO,
         };
         assert_eq!(missed, expected);
+    }
+
+    #[test]
+    fn floods_are_compared_with_no_flood() {
+        let gaps = GapStats { elapsed: Duration::from_secs(1), ..GapStats::default() };
+        let rows = [RxPath::Idle, RxPath::Softirqs].map(|path| result_rows(path, &gaps, &Sent::default()));
+        assert_compared(Paper::Sarma, FIGURE_9, &rows.concat());
     }
 
     #[test]

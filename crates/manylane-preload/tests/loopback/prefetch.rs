@@ -1,9 +1,7 @@
 //! Prefetched datagrams are returned as the kernel would have: by any call, in order, after a fork,
 //! a fallback or the death of the receiver that prefetched them.
-//!
-//! Prefetching can be forced only in builds with debug assertions.
-#![cfg(debug_assertions)]
-use crate::support::{Outcome, build, run_native, run_preloaded};
+
+use crate::support::{FORCES_PREFETCH, Outcome, build, run_native, run_preloaded};
 
 const VARS: [(&str, &str); 3] =
     [("MANYLANE_LANES", "8"), ("MANYLANE_TEST_PREFETCH", "1"), ("MANYLANE_RX_USECS", "0")];
@@ -21,7 +19,7 @@ fn run_prefetch(case: &str, reasons: &[&str]) {
     let with = assert_same_output("prefetch", &[case]);
     assert_eq!(with.reasons(), reasons, "{case}");
     assert!(with.output.contains("twice 0, out of order 0\nlost 0\n"), "{case}: {}", with.output);
-    assert!(with.calls() < with.received(), "{case}: {} calls", with.calls());
+    assert!(!FORCES_PREFETCH || with.calls() < with.received(), "{case}: {} calls", with.calls());
 }
 
 #[test]

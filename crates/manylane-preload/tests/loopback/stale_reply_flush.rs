@@ -1,9 +1,7 @@
 //! If a thread batches replies and then only computes, other threads send them, even if its lane
 //! has no datagrams left for them.
-//!
-//! Prefetching can be forced only in builds with debug assertions.
-#![cfg(debug_assertions)]
-use crate::support::{build, run_native, run_preloaded};
+
+use crate::support::{FORCES_PREFETCH, build, run_native, run_preloaded};
 
 fn assert_replies_flushed(case: &str) {
     let program = build("stale_reply_flush");
@@ -13,7 +11,7 @@ fn assert_replies_flushed(case: &str) {
     assert_eq!(with.output, without.output, "{case}");
     assert_eq!(with.reasons(), [""; 0], "{case}");
     let (sent, calls) = with.sent();
-    assert!(calls < sent, "{case}: {calls} calls for {sent} replies");
+    assert!(!FORCES_PREFETCH || calls < sent, "{case}: {calls} calls for {sent} replies");
 }
 
 #[test]

@@ -15,6 +15,10 @@ use manylane_testbed::skip;
 /// Timeout of a program.
 const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
+/// True if `MANYLANE_TEST_PREFETCH` has an effect. A release build of the library ignores it, so
+/// that a test then finds only that results are the same.
+pub(crate) const FORCES_PREFETCH: bool = cfg!(debug_assertions);
+
 /// The library, in the folder where cargo builds it for the tests of its own crate.
 pub(crate) fn library() -> PathBuf {
     let exe = std::env::current_exe().unwrap();

@@ -70,6 +70,7 @@ impl Builder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wait::WaitPolicy;
 
     fn builder() -> Builder {
         Builder::new("127.0.0.1:0").unwrap()
@@ -99,6 +100,10 @@ mod tests {
             refused(&|b| _ = b.rx_coalesce(Duration::from_secs(1))),
             "invalid rx_coalesce: expected at most 20ms"
         );
+        assert_eq!(
+            refused(&|b| _ = b.wait(WaitPolicy::Spin(Duration::from_micros(1_000_001)))),
+            "invalid wait spin:1000001: expected at most 1s"
+        );
         assert!(refused(&|b| _ = b.only_v6(true)).contains("only_v6"));
         assert!(refused(&|b| _ = b.reuse_port(true)).contains("reuse_port"));
         assert!(refused(&|b| _ = b.steering(Steering::Key { offset: 0, len: 65 })).contains("key"));
@@ -111,6 +116,12 @@ mod tests {
         assert!(!gro(Steering::RoundRobin));
         assert!(!gro(Steering::Key { offset: 0, len: 8 }));
         assert!(builder().steering(Steering::RoundRobin).gro(true).check().unwrap().gro);
+    }
+
+    #[test]
+    fn a_spin_of_no_time_is_a_sleep() {
+        let config = builder().wait(WaitPolicy::Spin(Duration::ZERO)).check().unwrap();
+        assert_eq!(config.wait, WaitPolicy::Sleep);
     }
 
     #[test]

@@ -172,27 +172,13 @@ impl LaneIo for MmsgIo {
 #[cfg(test)]
 mod tests {
     use std::net::UdpSocket;
-    use std::sync::atomic::{AtomicI32, AtomicU8};
 
     use super::*;
-    use crate::counters::{Cells, LaneId};
-    use crate::lane_shared::{OPEN, Offloads};
 
     #[test]
     fn loopback_a_receive_bounds_its_wait_and_saves_calls() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-        let lane = LaneShared {
-            id: LaneId(0),
-            slot: 0,
-            fd: Arc::new(socket.try_clone().unwrap().into()),
-            offloads: Offloads { gro: false, gso: false },
-            cpu: None,
-            cells: Cells::new(),
-            state: AtomicU8::new(OPEN),
-            tid: AtomicI32::new(0),
-            drops_before: 0,
-            steered_before: 0,
-        };
+        let lane = LaneShared::of_socket(&socket);
         let ring = RecvRing::new(RecvOptions { batch: 1, buffer: 64, control: false }).unwrap();
         let mut recv = MmsgRecv { ring, ancillary: Box::default(), timeout: None };
         // Whole ticks of every kernel's clock.

@@ -390,6 +390,7 @@ impl UringRing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::skip;
 
     #[test]
     fn the_forbidding_policy_is_named() {
@@ -401,5 +402,36 @@ mod tests {
             let value = format!("kernel.io_uring_disabled ({})", set.trim());
             assert!(text.ends_with(&value), "{text}");
         }
+    }
+
+    /// The kernel does not promise how many messages it takes at a time, so that a lane may run out
+    /// of buffers.
+    #[test]
+    fn loopback_buffer_shortages_are_counted_without_loss() {
+        if !skip::need_uring("loopback_buffer_shortages_are_counted_without_loss") {
+            return;
+        }
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let lane = LaneShared::of_socket(&socket);
+        let options = UringOptions { batch: 16, buffer: 64, buffers: 1, control: false, sqarray: false };
+        let mut ring = UringRing {
+            recv: UringRecv::new(options).unwrap(),
+            ancillary: Box::default(),
+            is_current: false,
+            epoll: Epoll::new(2).unwrap(),
+            is_registered: AtomicBool::new(false),
+            buffer_shortages: 0,
+            ring_replacements: 0,
+        };
+        (0..60).for_each(|_| _ = socket.send_to(b"x", socket.local_addr().unwrap()).unwrap());
+        let mut received = 0;
+        while received < 60 {
+            let summary = ring.recv_batch(&lane, None).unwrap();
+            assert_ne!(summary.messages, 0, "lost after {received}");
+            received += summary.messages;
+        }
+        assert_eq!(received, 60);
+        let counted = lane.counters().uring_no_buffers;
+        assert!(counted > 0 && counted == ring.recv.buffer_shortages(), "{counted}");
     }
 }
