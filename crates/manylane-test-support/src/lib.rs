@@ -19,7 +19,7 @@ pub use process::{become_user, kill_on_parent_exit};
 pub use queues::set_queues;
 pub use skip::skip;
 pub use spawn::{IsolatedChild, StdinGuard, spawn_isolated};
-pub use wait::wait_for;
+pub use wait::{wait_for, wait_for_at_most};
 
 /// The result of a system call that returns -1 and sets `errno` on failure.
 fn check(ret: libc::c_int) -> std::io::Result<libc::c_int> {
