@@ -1,4 +1,8 @@
 //! Runs programs in C, preloaded and natively.
+//!
+//! Each program binds ports that the kernel selects, and talks to itself only. So all can share the
+//! loopback device. As root, each has a network namespace of its own all the same: a socket that
+//! sets SO_REUSEPORT before it binds may get the port of another program's lanes.
 
 use std::fmt;
 use std::os::fd::AsFd;
@@ -10,6 +14,7 @@ use std::thread;
 
 use manylane_ipc::report::{FREE, NO_LANE, Reason, Receiver, ReportFile};
 use manylane_sys::fd;
+use manylane_sys::netns::NetNs;
 use manylane_test_support::wait_for;
 use manylane_testbed::skip;
 
@@ -260,6 +265,16 @@ pub(crate) fn run_preloaded_with_fd(program: &Path, args: &[&str]) -> Outcome {
     run(program, args, Some(&[]), true)
 }
 
+/// A network namespace whose loopback device is up. None if this user may not create it, or
+/// without iproute2.
+fn loopback_namespace() -> Option<NetNs> {
+    let namespace = NetNs::create().ok()?;
+    let mut up = Command::new("ip");
+    up.args(["link", "set", "lo", "up"]);
+    namespace.enter_in_child(&mut up).unwrap();
+    up.status().is_ok_and(|status| status.success()).then_some(namespace)
+}
+
 fn run(program: &Path, args: &[&str], vars: Option<&[(&str, &str)]>, inherits: bool) -> Outcome {
     /// Held for writing while this process has a descriptor that programs inherit, and for reading
     /// while a program is started that must not.
@@ -274,6 +289,9 @@ fn run(program: &Path, args: &[&str], vars: Option<&[(&str, &str)]>, inherits: b
         command.envs(vars.iter().copied());
         (report, fd)
     });
+    if let Some(namespace) = loopback_namespace() {
+        namespace.enter_in_child(&mut command).unwrap();
+    }
     let shared = (!inherits).then(|| INHERITANCE.read().unwrap_or_else(PoisonError::into_inner));
     let mut running = Running(Some(command.spawn().unwrap()));
     drop(shared);
