@@ -3,12 +3,12 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
-use std::time::{Duration, Instant};
-use std::{fs, thread};
+use std::fs;
 
 use manylane::{Engine, Placement};
+use manylane_test_support::wait_for;
+use manylane_tests::Variant;
 use manylane_tests::lifecycle::{self, open_files};
-use manylane_tests::{TEST_TIMEOUT, Variant};
 
 /// Open descriptors, and the number of threads.
 fn open_resources() -> (Vec<String>, usize) {
@@ -23,11 +23,7 @@ fn open_resources() -> (Vec<String>, usize) {
 
 /// The thread that follows the kernel's routes ends a moment after its socket.
 fn wait_restored(before: &(Vec<String>, usize)) {
-    let start = Instant::now();
-    while open_resources() != *before {
-        assert!(start.elapsed() < TEST_TIMEOUT, "{:#?}\nbefore: {before:#?}", open_resources());
-        thread::sleep(Duration::from_millis(1));
-    }
+    wait_for(&format!("the resources of before: {before:#?}"), open_resources, |now| now == before);
 }
 
 fn check(variant: &Variant) {
@@ -35,11 +31,7 @@ fn check(variant: &Variant) {
     builder.lanes(3);
     // Resources that the first socket creates for good are not counted for later ones.
     drop(builder.open().unwrap());
-    let settled = Instant::now();
-    while open_resources().1 > 3 && settled.elapsed() < TEST_TIMEOUT {
-        thread::sleep(Duration::from_millis(1));
-    }
-    let before = open_resources();
+    let before = wait_for("the end of its threads", open_resources, |(_, threads)| *threads <= 3);
 
     // Two at once share the device.
     lifecycle::drop_unused(builder.open().unwrap(), builder.open().unwrap(), |there| match there {

@@ -9,7 +9,7 @@
 use std::net::UdpSocket;
 use std::sync::atomic::AtomicBool;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use manylane_bench::experiments::batch::{self, Plan, RecvMethod};
 use manylane_bench::experiments::flap::{self, Event};
@@ -20,6 +20,7 @@ use manylane_bench::report;
 use manylane_bench::schema::FlapRow;
 use manylane_bench::work::SyntheticWork;
 use manylane_bench::{Controller, Load, Options, Setup, measure};
+use manylane_test_support::wait_for;
 use manylane_testbed::reply_count::{CountHook, ReplyCounter};
 use manylane_testbed::{Layout, Testbed, skip};
 
@@ -149,10 +150,8 @@ fn netns_reply_count_affects_only_replies() {
         let mut buffer = [0; 16];
         // Only the one that is no answer comes through, and it was the last.
         assert_eq!(client.recv(&mut buffer).unwrap(), 6);
-        let start = Instant::now();
-        while replies.count().unwrap() < 5 && start.elapsed() < Duration::from_secs(5) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        let what = format!("five replies, IPv6 {ipv6}, {counter}");
+        wait_for(&what, || replies.count().unwrap(), |count| *count >= 5);
         assert_eq!(replies.count().unwrap(), 5, "IPv6 {ipv6}, {counter}");
     }
 }

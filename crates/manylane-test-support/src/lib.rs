@@ -20,4 +20,4 @@ pub use process::{become_user, kill_on_parent_exit};
 pub use queues::set_queues;
 pub use skip::skip;
 pub use spawn::{IsolatedChild, StdinGuard, spawn_isolated};
-pub use wait::wait_for;
+pub use wait::{wait_for, wait_for_at_most};

@@ -3,10 +3,10 @@
 
 use std::collections::BTreeSet;
 use std::thread;
-use std::time::{Duration, Instant};
 
 use crate::faults_support::{Child, Resource, fill_gaps, is_child, open_fds, set_limit, status, unique_uid};
 use manylane::{Builder, Engine, Error, ErrorKind, Placement, SteeringBackend};
+use manylane_test_support::wait_for;
 use manylane_testbed::skip;
 use manylane_tests::{Client, LaneDriver, Serving, backends, need_uring};
 
@@ -114,10 +114,7 @@ fn child_runs_out_of_fds_adding_a_lane() {
     set_limit(Resource::Nofile, None);
     assert_eq!(failed.unwrap_err().kind(), ErrorKind::Limit);
     // The kernel frees the rings of the lane that failed, and what they hold, some time later.
-    let start = Instant::now();
-    while sockets() > 3 && start.elapsed() < Duration::from_secs(30) {
-        thread::sleep(Duration::from_millis(5));
-    }
+    wait_for("the socket of the failed lane to be freed (sockets)", &sockets, |count| *count <= 3);
     assert_eq!(sockets(), 3, "it stays parked");
     driver.open();
     assert_eq!(sockets(), 3, "the next lane has it");

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crate::faults_support::{Child, is_child, is_root, report, wait_for_parent};
 use manylane::Builder;
 use manylane_sys::flock;
+use manylane_test_support::wait_for;
 use manylane_testbed::skip::{self, Forced};
 use manylane_tests::TEST_TIMEOUT;
 
@@ -140,11 +141,8 @@ fn child_prints_its_default_lanes() {
         return;
     }
     report(&default_lanes().to_string());
-    let start = Instant::now();
-    while !fs::read_to_string("/proc/self/cgroup").unwrap().contains(PREFIX) {
-        assert!(start.elapsed() < TEST_TIMEOUT, "nobody moves this process into a group");
-        thread::sleep(Duration::from_millis(2));
-    }
+    let groups = || fs::read_to_string("/proc/self/cgroup").unwrap();
+    wait_for("a move into a control group", groups, |groups| groups.contains(PREFIX));
     report(&default_lanes().to_string());
     wait_for_parent();
 }

@@ -9,13 +9,12 @@
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, IntoRawFd};
-use std::process::{Child as Process, ExitStatus};
+use std::process::Child as Process;
 use std::sync::mpsc::Receiver;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use std::{env, fs};
 
-use manylane_test_support::{IsolatedChild, StdinGuard, spawn_isolated};
+use manylane_test_support::{IsolatedChild, StdinGuard, spawn_isolated, wait_for_at_most};
 use manylane_testbed::Host;
 use manylane_tests::TEST_TIMEOUT;
 use rustix::process::{Pid, Rlimit, getrlimit, kill_process, setrlimit};
@@ -159,23 +158,18 @@ impl Child {
     /// Releases the child, which must succeed.
     pub(crate) fn finish(mut self) {
         drop(self.stdin_guard.take());
-        let ended = self.wait();
-        assert!(
-            ended.success(),
-            "the child: {ended}: {}",
-            self.lines.try_iter().collect::<Vec<_>>().join("\n")
-        );
-    }
-
-    fn wait(&mut self) -> ExitStatus {
-        let start = Instant::now();
-        loop {
-            if let Some(status) = self.process.try_wait().unwrap() {
-                return status;
-            }
-            assert!(start.elapsed() < 2 * TEST_TIMEOUT, "the child does not end");
-            thread::sleep(Duration::from_millis(2));
-        }
+        let mut lines = Vec::new();
+        let progress = || {
+            let ended = self.process.try_wait().unwrap();
+            lines.extend(self.lines.try_iter());
+            (ended, lines.clone())
+        };
+        // Longer than a wait of the child, which then says what it waited for.
+        let what = "the end of the child (status, output)";
+        let (ended, _) = wait_for_at_most(2 * TEST_TIMEOUT, what, progress, |(ended, _)| ended.is_some());
+        let ended = ended.unwrap();
+        lines.extend(self.lines.try_iter());
+        assert!(ended.success(), "the child: {ended}: {}", lines.join("\n"));
     }
 }
 

@@ -12,6 +12,7 @@ use manylane::SteeringBackend::{ClassicBpf, Ebpf, Kernel};
 use manylane::{Batch, Builder, ErrorKind, Handle, LaneCounters, Outbox};
 use manylane_sys::mmsg::{RecvOptions, RecvRing, Wait};
 use manylane_sys::{cpu, sock};
+use manylane_test_support::wait_for;
 use manylane_tests::{Client, Serving, TEST_TIMEOUT, backends, on_every_engine};
 
 /// Threads that spin.
@@ -153,15 +154,17 @@ on_every_engine! {
                     keep_busy(scope, &end);
                     (0..2).for_each(|_| drop(scope.spawn(|| churn(&handle, &changes))));
                     (0..2).for_each(|_| drop(scope.spawn(|| talk(addr, &end))));
-                    let start = Instant::now();
                     // Each waits for grace periods of the kernel, and other tests keep the machine
                     // busy, too.
+                    // No panic in here: without a stop, the threads would not end.
+                    let start = Instant::now();
                     while changes.load(Ordering::Relaxed) < CHANGES && start.elapsed() < 4 * TEST_TIMEOUT {
                         thread::sleep(Duration::from_millis(1));
                     }
                     serving.stop().unwrap()
                 });
-                assert!(changes.load(Ordering::Relaxed) >= CHANGES, "{by}, round {round}");
+                let changes = changes.into_inner();
+                assert!(changes >= CHANGES, "{changes} changes, {by}, round {round}: {counters:#?}");
                 let total = counters.total();
                 assert_eq!(total.offered, total.sent + total.lost(), "{by}, round {round}: {total:?}");
                 assert_eq!((total.offered, total.recv_errors), (total.delivered, 0), "{by}, round {round}");
@@ -194,11 +197,9 @@ on_every_engine! {
                     }
                 });
                 let lost = |lane: &LaneCounters| lane.kernel_dropped + lane.xsk_dropped;
-                let dropped = || handle.counters().lanes.iter().all(|(_, lane)| lost(lane) > 0);
-                let start = Instant::now();
-                while !dropped() && start.elapsed() < TEST_TIMEOUT {
-                    thread::sleep(Duration::from_millis(1));
-                }
+                wait_for("drops of each lane", || handle.counters(), |counters| {
+                    counters.lanes.iter().all(|(_, lane)| lost(lane) > 0)
+                });
                 let [one, two, _] = handle.lane_ids()[..] else { panic!("three lanes") };
                 handle.remove_lane(one).unwrap();
                 // A stop in the middle of the next removal.

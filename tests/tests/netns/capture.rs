@@ -8,14 +8,14 @@ use std::thread;
 use std::time::Duration;
 
 use crate::faults_support::{Child, NOBODY, is_child, report, wait_for_parent};
-use crate::netns_support::{client, echo, open, wait_for_arrived, wait_until, wait_within};
+use crate::netns_support::{client, echo, open, wait_for_arrived, wait_until};
 use manylane::capture::{Capture, Direction, SNAPLEN_MAX, Target, Targets, find_targets};
 use manylane::{Builder, Engine, ErrorKind, LaneId};
 use manylane_sys::packet::PacketSocket;
 use manylane_test_support::wait_for;
 use manylane_testbed::skip;
 use manylane_testbed::{Host, Layout, Testbed};
-use manylane_tests::{Client, Serving, TEST_TIMEOUT, pattern};
+use manylane_tests::{Client, Serving, pattern};
 use manylane_wire::ethernet::Mac;
 use manylane_wire::frame::{Frame, UdpFrame};
 use rustix::process::Uid;
@@ -169,7 +169,7 @@ fn netns_capture_contains_every_request_and_reply() {
     assert_eq!(shapes, [(Direction::In, HEADERS_BYTES + 4, 20), (Direction::Out, HEADERS_BYTES + 4, 20)]);
     // When it has ended, no memory is left.
     drop(capture);
-    assert!(wait_within(TEST_TIMEOUT, || !is_mapped()), "memory of a capture that has ended is still mapped");
+    wait_for("the memory of the capture to be unmapped", is_mapped, |is_mapped| !is_mapped);
     serving.stop().unwrap();
 }
 
@@ -282,7 +282,7 @@ fn netns_killing_a_capture_leaves_nothing() {
     for _ in 0..200 {
         client.ping();
     }
-    assert!(wait_within(TEST_TIMEOUT, || !is_mapped()), "the memory of a capture outlives its process");
+    wait_for("the memory of the killed capture to be unmapped", is_mapped, |is_mapped| !is_mapped);
     let mut capture = restart(b, SNAPLEN_MAX);
     client.ping();
     assert_eq!(drain(&mut capture).len(), 2);

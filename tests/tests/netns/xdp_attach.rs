@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::netns_support::{RECV_BUFFER_BYTES, lane_driver, wait_until, wait_within};
+use crate::netns_support::{RECV_BUFFER_BYTES, lane_driver, wait_until};
 use crate::xdp_support::{PORT, ipv4_layout, programs, testbed, xdp, xdp_count};
 use aya::programs::loaded_links;
 use manylane_sys::sock;
 use manylane_test_support::{bpf_link, wait_for};
 use manylane_testbed::Host;
-use manylane_tests::{LaneDriver, TEST_TIMEOUT, retry_eintr};
+use manylane_tests::{LaneDriver, retry_eintr};
 
 /// Number of datagrams before the next step.
 const DATAGRAMS: u64 = 1000;
@@ -90,7 +90,7 @@ fn recv_all(socket: &UdpSocket, sender: &Sender) {
         thread::sleep(Duration::from_millis(1));
     }
     let all = sender.to_other.load(Ordering::Relaxed);
-    assert!(wait_within(TEST_TIMEOUT, || drain() == all), "{} of {all} came", drain());
+    wait_for(&format!("{all} datagrams"), drain, |due| *due == all);
 }
 
 /// Receives the queued numbers, which must all be new.
@@ -141,11 +141,11 @@ fn check_open_close(a: &Host, b: &Host, generic: bool, by_force: bool) -> bool {
         let by_companion = || total().delivered - total().delivered_by_xdp;
         let mut got = BTreeSet::new();
         let mut take_until = |what: &str, done: &dyn Fn(&BTreeSet<u64>) -> bool| {
-            let come = wait_within(TEST_TIMEOUT, || {
+            let receive = || {
                 recv_new(&mut driver, &mut got);
-                done(&got)
-            });
-            assert!(come, "{what}: {:?} to {:?}, {}: {:#?}", got.first(), got.last(), got.len(), total());
+                (done(&got), got.first().copied(), got.last().copied(), got.len(), total())
+            };
+            wait_for(&format!("{what} (done, first, last, number)"), receive, |(done, ..)| *done);
         };
         take_until("the program takes them", &|_| total().delivered_by_xdp >= DATAGRAMS);
         let before = by_companion();

@@ -2,17 +2,17 @@
 
 use std::net::SocketAddr;
 
-use crate::netns_support::{client, echo, lane_driver, sink, wait_for_arrived, wait_until, wait_within};
+use crate::netns_support::{client, echo, lane_driver, sink, wait_for_arrived, wait_until};
 use crate::xdp_support::{
     any_port, assert_all_by_xdp, ipv4_layout, is_balanced, ping_until_recv_by_xdp, testbed, xdp,
 };
 use manylane::{Builder, Engine, ErrorKind, Handle};
 use manylane_measure::{Traffic, Until};
-use manylane_test_support::set_queues;
+use manylane_test_support::{set_queues, wait_for};
 use manylane_testbed::generator::LiveSender;
 use manylane_testbed::skip::Forced;
 use manylane_testbed::{Host, Layout, skip};
-use manylane_tests::{Client, TEST_TIMEOUT};
+use manylane_tests::Client;
 use manylane_wire::ethernet::Mac;
 
 /// The device of the first link.
@@ -30,8 +30,8 @@ fn ping_all_queues(a: &Host, server: SocketAddr) -> u64 {
 }
 
 fn wait_balanced(handle: &Handle, device: &str, queues: u32) {
-    let done = wait_within(TEST_TIMEOUT, || is_balanced(handle, device, queues));
-    assert!(done, "{:#?} of {:?}", handle.xdp_queues(), handle.lane_ids());
+    let state = || (is_balanced(handle, device, queues), handle.xdp_queues(), handle.lane_ids());
+    wait_for("balanced queues (balanced, queues, lanes)", state, |(balanced, ..)| *balanced);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::faults_support::{Child, Resource, Signal, is_child, report, set_limit, status, wait_for_parent};
-use crate::netns_support::{client, echo, lane_driver, open, wait_for_arrived, wait_within};
+use crate::netns_support::{client, echo, lane_driver, open, wait_for_arrived};
 use crate::xdp_support::{PORT, programs, two_queues, xdp_builder};
 use manylane::{Builder, Engine, ErrorKind, Socket};
 use manylane_sys::packet::PacketSocket;
@@ -62,13 +62,13 @@ fn netns_xdp_a_killed_process_leaves_nothing() {
     // It is named until it has ended. Then there is no obstacle: its port was opened first, and is
     // closed last by the kernel.
     let named = format!("process {} (", child.pid());
-    let next = loop {
-        match b.run(|| xdp_builder(b).open()) {
-            Ok(socket) => break socket,
-            Err(err) => assert!(err.to_string().contains(&named), "{err}"),
-        }
-    };
-    let serving = b.run(|| serve_echo(next));
+    let mut next = None;
+    let open = || b.run(|| xdp_builder(b).open()).map(|socket| next = Some(socket));
+    wait_for("the end of the child", open, |opened| {
+        opened.as_ref().map_err(|err| assert!(err.to_string().contains(&named), "{err}")).is_ok()
+    })
+    .unwrap();
+    let serving = b.run(|| serve_echo(next.unwrap()));
     child.kill();
     let client = crate::netns_support::client(a, a.ip(0, false), serving.addr);
     for _ in 0..100 {
@@ -76,7 +76,7 @@ fn netns_xdp_a_killed_process_leaves_nothing() {
     }
     let total = serving.stop().unwrap().total();
     assert!(total.delivered_by_xdp > 0 && total.delivered >= 100, "{total:#?}");
-    assert!(wait_within(TEST_TIMEOUT, || programs(b).is_empty()), "the program outlived its socket");
+    wait_for("the end of all programs", || programs(b), String::is_empty);
 }
 
 #[test]

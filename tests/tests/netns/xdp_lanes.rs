@@ -85,12 +85,11 @@ fn netns_xdp_a_stopping_socket_opens_nothing() {
         b.run(|| SlowServer::start(socket, slow, |payload: &[u8]| payload.len()));
     // Flows, until one is the slow lane's.
     let mut clients = Vec::new();
-    let at_work = wait_within(TEST_TIMEOUT, || {
+    wait_until("the slow lane at work", &serving.handle, || {
         clients.push(client(a, a.ip4(0).into(), serving.addr));
         clients[clients.len() - 1].send(b"to work");
         entered.try_recv().is_ok()
     });
-    assert!(at_work);
     serving.handle.stop();
     wait_until("one queue", &serving.handle, || serving.handle.xdp_queues().len() == 1);
     // There is no event to wait for. Without a stop it would happen within some milliseconds.
@@ -140,7 +139,8 @@ fn netns_xdp_an_idle_lane_sleeps_and_wakes() {
     // sleeps again.
     for _ in 0..3 {
         let before = sleeps(&thread);
-        assert!(wait_within(TEST_TIMEOUT, || sleeps(&thread) >= before + 5), "an idle lane does not sleep");
+        let what = format!("an idle lane that has slept more than {before} times");
+        wait_for(&what, || sleeps(&thread), |count| *count >= before + 5);
         assert_eq!(serving.handle.counters().total().batches, 1, "nothing came");
     }
     for _ in 1..PINGS {

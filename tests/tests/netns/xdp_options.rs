@@ -15,6 +15,7 @@ use aya::programs::{Xdp, XdpMode};
 use manylane::{Builder, Engine, ErrorKind, Socket, Steering, WaitPolicy};
 use manylane_sys::errno::ENOTTY;
 use manylane_test_support::seccomp::{self, Syscall};
+use manylane_test_support::wait_for;
 use manylane_testbed::Host;
 use manylane_tests::TEST_TIMEOUT;
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
@@ -228,10 +229,8 @@ fn netns_xdp_auto_reports_why_it_falls_back() {
 
 /// Wait until a detached program is freed.
 fn wait_for_xdp(host: &Host) {
-    let done = crate::netns_support::wait_within(TEST_TIMEOUT, || {
-        auto(host, |_| ()).unwrap().engine() == Engine::Xdp
-    });
-    assert!(done, "the program of another is still in the way");
+    let engine = || auto(host, |_| ()).unwrap().engine();
+    wait_for("no program of another", engine, |engine| *engine == Engine::Xdp);
 }
 
 #[test]

@@ -4,12 +4,13 @@
 use std::net::UdpSocket;
 
 use crate::faults_support::{Child, Resource, is_child, report, set_limit, wait_for_parent};
-use crate::netns_support::{client, echo, wait_within};
+use crate::netns_support::{client, echo};
 use crate::xdp_support::{PORT, programs, two_queues, xdp_builder};
 use aya::programs::{Xdp, XdpMode};
 use aya::{Ebpf, EbpfLoader};
 use manylane::{Builder, Engine, Error, ErrorKind};
 use manylane_sys::xsk::{self, RawXsk};
+use manylane_test_support::wait_for;
 use manylane_testbed::Host;
 use manylane_tests::TEST_TIMEOUT;
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
@@ -30,18 +31,15 @@ fn check_echo(a: &Host, b: &Host) {
     client(a, a.ip4(0).into(), serving.addr).ping();
     let total = serving.stop().unwrap().total();
     assert_eq!((total.delivered, total.delivered_by_xdp), (1, 1), "{total:#?}");
-    assert!(wait_within(TEST_TIMEOUT, || programs(b).is_empty()), "{}", programs(b));
+    wait_for("the end of all programs", || programs(b), String::is_empty);
 }
 
 /// Binds a queue as soon as the kernel has released it, which is some time after its last owner
 /// has closed it.
 fn open_queue(host: &Host, index: u32, queue: u32) -> RawXsk {
     let mut bound = None;
-    let free = wait_within(TEST_TIMEOUT, || {
-        bound = host.run(|| RawXsk::open(index, queue, 64, false)).ok();
-        bound.is_some()
-    });
-    assert!(free, "queue {queue} stays taken");
+    let open = || host.run(|| RawXsk::open(index, queue, 64, false)).map(|xsk| bound = Some(xsk));
+    wait_for(&format!("the release of queue {queue}"), open, Result::is_ok).unwrap();
     bound.unwrap()
 }
 
@@ -59,7 +57,7 @@ fn netns_xdp_a_bound_queue_is_refused() {
         let other = open_queue(b, index, queue);
         let err = open_error(b);
         assert!(err.to_string().contains(&format!("queue {queue}")), "{err}");
-        assert!(wait_within(TEST_TIMEOUT, || programs(b).is_empty()), "{}", programs(b));
+        wait_for("the end of all programs", || programs(b), String::is_empty);
         // The other queue is free again.
         drop(open_queue(b, index, 1 - queue));
         drop(other);
@@ -103,7 +101,7 @@ fn netns_xdp_a_queue_bound_by_another_process_names_it() {
     let message = format!("{} queue 1 belongs to an AF_XDP socket of {owner_text}", b.device(0));
     let err = open_error(b);
     assert!(err.to_string().contains(&message), "{message}: {err}");
-    assert!(wait_within(TEST_TIMEOUT, || programs(b).is_empty()), "{}", programs(b));
+    wait_for("the end of all programs", || programs(b), String::is_empty);
     child.finish();
     // As soon as the kernel has released the queue.
     drop(open_queue(b, index, 1));
@@ -235,5 +233,5 @@ fn netns_xdp_locked_memory_is_a_limit() {
     let child = Child::start_in(b, "child_has_no_locked_memory");
     assert_eq!((child.line(), child.line()), ("refused".into(), "opened".into()));
     child.finish();
-    assert!(wait_within(TEST_TIMEOUT, || programs(b).is_empty()), "{}", programs(b));
+    wait_for("the end of all programs", || programs(b), String::is_empty);
 }

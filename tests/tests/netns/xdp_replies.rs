@@ -5,11 +5,12 @@ use std::io::ErrorKind;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
 
-use crate::netns_support::{client, wait_until, wait_within};
+use crate::netns_support::{client, wait_until};
 use crate::xdp_support::{any_port, frame, ping_until_sent_by_xdp, two_queues, xdp};
 use manylane::{Batch, Outbox};
 use manylane_sys::packet::PacketSocket;
 use manylane_sys::sock;
+use manylane_test_support::wait_for;
 use manylane_testbed::Host;
 use manylane_tests::{Serving, TEST_TIMEOUT, pattern};
 use manylane_wire::checksum::Sum;
@@ -306,9 +307,8 @@ fn netns_xdp_replies_use_the_current_next_hop() {
             let request = talk.request([None; 2], &payload);
             let reply = talk.reply(hop, [None; 2], &payload);
             // The lanes learn it by netlink, after a moment.
-            let followed =
-                wait_within(TEST_TIMEOUT, || talk.exchange(&request, 1) == (vec![reply.clone()], true));
-            assert!(followed, "replies do not go to {hop}");
+            let what = format!("a reply to {hop} (replies, by XDP)");
+            wait_for(&what, || talk.exchange(&request, 1), |seen| *seen == (vec![reply.clone()], true));
             // Then all replies of each kind.
             for how in REPLY_MODES {
                 let payload = how.request(21);

@@ -6,9 +6,7 @@
 use std::any::Any;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd};
-use std::thread;
 
-use crate::netns_support::wait_within;
 use crate::xdp_support::{frame, frame_to, testbed};
 use aya::maps::{Array, HashMap, XskMap};
 use aya::programs::{Xdp, XdpMode};
@@ -16,8 +14,9 @@ use aya::{Ebpf, EbpfLoader};
 use manylane_bpf::abi;
 use manylane_sys::packet::PacketSocket;
 use manylane_sys::xsk::RawXsk;
+use manylane_test_support::wait_for;
 use manylane_testbed::{Host, Layout};
-use manylane_tests::{TEST_TIMEOUT, pattern};
+use manylane_tests::pattern;
 use manylane_wire::checksum::{Sum, checksum};
 use manylane_wire::datagram::{Checksum, Datagram};
 use manylane_wire::ethernet::{Mac, Vlan, ether_type};
@@ -74,15 +73,11 @@ impl AttachedProgram {
     /// The received frames up to the end marker, without it.
     fn recv_until(&mut self, last: &[u8]) -> Vec<Vec<u8>> {
         let mut frames: Vec<Vec<u8>> = Vec::new();
-        let ended = wait_within(TEST_TIMEOUT, || {
-            let before = frames.len();
+        let receive = || {
             self.socket.receive(64, |frame| frames.push(frame.to_vec()));
-            if frames.len() == before {
-                thread::yield_now();
-            }
-            frames.last().is_some_and(|frame| frame.ends_with(last))
-        });
-        assert!(ended, "{} frames came", frames.len());
+            (frames.last().is_some_and(|frame| frame.ends_with(last)), frames.len())
+        };
+        wait_for("the last frame (came, frames)", receive, |(came, _)| *came);
         frames.pop();
         frames
     }

@@ -3,12 +3,13 @@
 use std::net::{IpAddr, SocketAddr};
 
 use manylane::{Builder, Engine, Handle, LaneCounters, Socket};
+use manylane_test_support::wait_for;
 use manylane_testbed::{Host, Layout, Testbed, skip};
-use manylane_tests::{Client, TEST_TIMEOUT};
+use manylane_tests::Client;
 use manylane_wire::ethernet::Mac;
 use manylane_wire::frame::UdpFrame;
 
-use crate::netns_support::{RECV_BUFFER_BYTES, wait_within};
+use crate::netns_support::RECV_BUFFER_BYTES;
 
 /// The testbed of `layout`, for the test `name`.
 pub(crate) fn testbed(name: &str, layout: &Layout) -> Option<Testbed> {
@@ -101,12 +102,12 @@ pub(crate) fn ping_until_recv_by_xdp(client: &Client, handle: &Handle) -> u64 {
 fn pings_until(client: &Client, handle: &Handle, what: impl Fn(&LaneCounters) -> u64) -> u64 {
     let before = what(&handle.counters().total());
     let mut pings = 0;
-    let grows = wait_within(TEST_TIMEOUT, || {
+    let ping = || {
         client.ping();
         pings += 1;
-        what(&handle.counters().total()) > before
-    });
-    assert!(grows, "{:#?}", handle.counters());
+        handle.counters()
+    };
+    wait_for("a ping past the stack", ping, |counters| what(&counters.total()) > before);
     pings
 }
 

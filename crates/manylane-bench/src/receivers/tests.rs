@@ -1,7 +1,9 @@
 //! Every kind of receiver over loopback: it counts each datagram, answers each request, and stops.
 
 use std::net::UdpSocket;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use manylane_test_support::wait_for;
 
 use crate::receivers::{Kind, ReceiverOptions, RunningReceiver, Work};
 
@@ -10,8 +12,7 @@ fn options(threads: usize) -> ReceiverOptions {
     ReceiverOptions { recv_buffer: 4 << 20, cpus: vec![0], ..ReceiverOptions::new(addr, threads, 10) }
 }
 
-/// Sends `count` datagrams from each of 8 sources and waits until they have arrived, at most a few
-/// seconds.
+/// Sends `count` datagrams from each of 8 sources and waits until they have arrived.
 fn exercise(running: &dyn RunningReceiver, count: u64) {
     for _ in 0..8 {
         let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -20,10 +21,7 @@ fn exercise(running: &dyn RunningReceiver, count: u64) {
             sender.send_to(&[7; 10][..(number % 11) as usize], running.addr()).unwrap();
         }
     }
-    let deadline = Instant::now() + Duration::from_secs(5);
-    while running.snapshot().delivered < 8 * count && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    wait_for("all datagrams", || running.snapshot(), |seen| seen.delivered >= 8 * count);
 }
 
 #[test]

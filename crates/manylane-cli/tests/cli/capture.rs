@@ -5,9 +5,8 @@ use std::fs;
 use std::io::{BufRead, BufReader, Lines, Read};
 use std::path::PathBuf;
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
 
+use manylane_test_support::wait_for;
 use manylane_testbed::skip;
 use manylane_testbed::{Host, Layout, Testbed};
 use pcap_parser::Block;
@@ -16,7 +15,6 @@ use crate::blocks;
 use crate::program::stderr;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_manylane");
-const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Runs the program inside `host`, or here.
 fn run(host: Option<&Host>, words: &[&str]) -> Output {
@@ -174,13 +172,12 @@ fn netns_capture_writes_complete_files() {
     let server = echo(b, 4242);
     let mut capture = within(b, &[]);
     drop(capture.child.stdout.take());
-    let start = Instant::now();
-    while capture.child.try_wait().unwrap().is_none() {
-        assert!(start.elapsed() < TEST_TIMEOUT, "still running without a reader");
+    let end = || {
         ask(a, &addr, 10);
-        thread::sleep(Duration::from_millis(10));
-    }
-    assert_eq!(capture.child.wait().unwrap().code(), Some(0));
+        capture.child.try_wait().unwrap()
+    };
+    let status = wait_for("the end of a capture without a reader", end, Option::is_some);
+    assert_eq!(status.unwrap().code(), Some(0));
     drop(server);
 }
 

@@ -8,7 +8,6 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::mpsc;
 use std::thread;
-use std::time::{Duration, Instant};
 
 use manylane_sys::process::{BlockedOn, parse_blocked_on};
 use manylane_sys::{cpu, device, sock};
@@ -20,7 +19,6 @@ use serde_json::Value;
 use crate::program::stdout;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_manylane");
-const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs the program inside `host`, with a `/sys` that shows the devices there.
 fn run(host: &Host, words: &[&str]) -> Output {
@@ -86,17 +84,16 @@ fn netns_doctor_names_the_dropping_socket_and_its_count() {
     });
     // Each datagram is either received or lost in the end.
     socket.set_nonblocking(true).unwrap();
-    let (start, mut received) = (Instant::now(), 0);
-    let lost = loop {
+    let mut received = 0;
+    let drain = || {
         while socket.recv(&mut [0; 16]).is_ok() {
             received += 1;
         }
-        let lost = u64::from(sock::queue_state(socket.as_fd()).unwrap().drops);
-        if received + lost == SENT_DATAGRAMS {
-            break lost;
-        }
-        assert!(start.elapsed() < TEST_TIMEOUT, "{received} received, {lost} lost, of {SENT_DATAGRAMS}");
+        (received, u64::from(sock::queue_state(socket.as_fd()).unwrap().drops))
     };
+    let (_, lost) = wait_for("all datagrams (received, lost)", drain, |(received, lost)| {
+        received + lost == SENT_DATAGRAMS
+    });
     assert!(lost > 0);
 
     let port = addr.port().to_string();
@@ -106,10 +103,8 @@ fn netns_doctor_names_the_dropping_socket_and_its_count() {
             let row = rows(document, "socket-drops").first().map(|row| row["seen"].to_string());
             row.is_some_and(|seen| seen.contains(" processes, including "))
         };
-        let (mut document, mut code) = json(host, words);
-        while is_copied(&document) && start.elapsed() < TEST_TIMEOUT {
-            (document, code) = json(host, words);
-        }
+        let (document, code) =
+            wait_for("the end of copies", || json(host, words), |(document, _)| !is_copied(document));
         let [row] = rows(&document, "socket-drops")[..] else { panic!("{document}") };
         assert_eq!((row["lost"].as_u64(), row["severity"].as_str(), code), (Some(lost), Some("loss"), 1));
         assert_eq!(row["subject"], addr.to_string());
@@ -531,14 +526,11 @@ fn netns_doctor_sees_where_lanes_run_and_how_they_wait() {
     ]);
     let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let server = Server(child);
-    let start = Instant::now();
-    let document = loop {
-        let (document, _) = json(host, &["doctor"]);
-        if document["facts"]["lanes"][0]["cpus"] == serde_json::json!([cpu]) {
-            break document;
-        }
-        assert!(start.elapsed() < TEST_TIMEOUT, "{}", document["facts"]["lanes"]);
-    };
+    let (document, _) = wait_for(
+        "the CPU of the lane",
+        || json(host, &["doctor"]),
+        |(document, _)| document["facts"]["lanes"][0]["cpus"] == serde_json::json!([cpu]),
+    );
     let lane = &document["facts"]["lanes"][0];
     assert_eq!((lane["pid"].as_u64(), &lane["wait"]), (Some(server.0.id().into()), &"adaptive".into()));
     // Whether its CPU wakes up late depends on the machine. If it does, the finding concerns that

@@ -3,8 +3,9 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpStream, UdpSocket};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use manylane_test_support::wait_for;
 use manylane_testbed::skip;
@@ -18,6 +19,8 @@ struct Echo {
     addr: String,
     /// The line that says how it serves.
     how: String,
+    /// The lines after that.
+    log: Arc<Mutex<Vec<String>>>,
 }
 
 impl Echo {
@@ -28,13 +31,14 @@ impl Echo {
             .spawn()
             .unwrap();
         // From here on it is killed on drop, whatever it prints.
-        let mut echo = Self { child, addr: String::new(), how: String::new() };
+        let mut echo = Self { child, addr: String::new(), how: String::new(), log: Arc::default() };
         let mut lines = BufReader::new(echo.child.stderr.take().unwrap()).lines();
         let first = lines.next().unwrap().unwrap();
         first.strip_prefix("listening on ").unwrap_or_else(|| panic!("{first}")).clone_into(&mut echo.addr);
         echo.how = lines.next().unwrap().unwrap();
         // Read on, because the program would block on a full pipe.
-        thread::spawn(move || lines.for_each(drop));
+        let log = Arc::clone(&echo.log);
+        thread::spawn(move || lines.map_while(Result::ok).for_each(|line| log.lock().unwrap().push(line)));
         echo
     }
 
@@ -42,15 +46,9 @@ impl Echo {
     fn end(mut self, signal: &str) -> Value {
         let pid = self.child.id().to_string();
         assert!(Command::new("kill").args(["-s", signal, &pid]).status().unwrap().success());
-        let deadline = Instant::now() + Duration::from_secs(20);
-        let status = loop {
-            match self.child.try_wait().unwrap() {
-                Some(status) => break status,
-                None if Instant::now() > deadline => panic!("still running after SIG{signal}"),
-                None => thread::sleep(Duration::from_millis(5)),
-            }
-        };
-        assert_eq!(status.code(), Some(0), "exit code after SIG{signal}");
+        let end = || (self.child.try_wait().unwrap(), &self.log);
+        let (status, _) = wait_for("the end of echo (status, log)", end, |(status, _)| status.is_some());
+        assert_eq!(status.unwrap().code(), Some(0), "exit code after SIG{signal}");
         let mut text = String::new();
         self.child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
         document(&text)

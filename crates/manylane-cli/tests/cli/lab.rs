@@ -6,9 +6,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
 
+use manylane_test_support::wait_for;
 use manylane_testbed::skip;
 use serde_json::Value;
 
@@ -155,12 +154,10 @@ fn parts_done(state: &PathBuf) -> usize {
 /// Starts the run, and waits until one part is done.
 fn start_run(out: &PathBuf, state: &PathBuf) -> Child {
     let mut child = lab(&RUN, out).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let start = Instant::now();
-    while parts_done(state) == 0 {
-        assert!(start.elapsed() < Duration::from_secs(120), "no part was ever done");
-        assert!(child.try_wait().unwrap().is_none(), "it ended early");
-        thread::sleep(Duration::from_millis(1));
-    }
+    let progress = || (parts_done(state), child.try_wait().unwrap());
+    let (parts, end) =
+        wait_for("the first part (parts, status)", progress, |(parts, end)| *parts > 0 || end.is_some());
+    assert!(parts > 0, "it ended early: {end:?}");
     child
 }
 

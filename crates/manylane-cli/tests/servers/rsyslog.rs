@@ -7,8 +7,10 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use manylane_test_support::wait_for;
+
 use crate::sandbox::Sandbox;
-use crate::server::{Report, Server, TEST_TIMEOUT};
+use crate::server::{Report, Server};
 use crate::words;
 
 const CONFIGURATION: &str = include_str!("programs/rsyslog.conf");
@@ -21,12 +23,11 @@ fn lines(path: &str) -> usize {
 }
 
 fn wait_for_lines(server: &mut Server, path: &str, count: usize) {
-    let deadline = Instant::now() + TEST_TIMEOUT;
-    while lines(path) < count {
+    let written = || {
         server.assert_running();
-        assert!(Instant::now() < deadline, "{} of {count} messages: {}", lines(path), server.log());
-        thread::sleep(Duration::from_millis(1));
-    }
+        lines(path)
+    };
+    wait_for(&format!("{count} messages in the file"), written, |lines| *lines >= count);
 }
 
 fn serve(sandbox: &Sandbox, with: Option<&[&str]>) -> (String, Option<Report>, SocketAddr) {
@@ -41,12 +42,13 @@ fn serve(sandbox: &Sandbox, with: Option<&[&str]>) -> (String, Option<Report>, S
     // The first message arrives once rsyslog listens; those sent before that are lost.
     let first = sandbox.socket();
     first.connect(addr).unwrap();
-    let deadline = Instant::now() + TEST_TIMEOUT;
-    while first.send(b"<13>Jan  1 00:00:00 host tag: first").is_err() || lines(&out) == 0 {
+    let send_first = || {
         server.assert_running();
-        assert!(Instant::now() < deadline, "nobody listens: {}", server.log());
+        let sent = first.send(b"<13>Jan  1 00:00:00 host tag: first");
         thread::sleep(Duration::from_millis(20));
-    }
+        (sent.err(), lines(&out))
+    };
+    wait_for("the first message (error, lines)", send_first, |(err, lines)| err.is_none() && *lines > 0);
     let sockets: Vec<_> = (0..FLOWS).map(|_| sandbox.socket()).collect();
     server.wait_lanes(4, |server| {
         let base = wait_stable(&out);

@@ -1,6 +1,7 @@
 //! A running server, with lanes or without, which ends with the test however the test ends.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::fs::{self, File};
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -9,7 +10,7 @@ use std::path::PathBuf;
 use std::process::{Child, ExitStatus, Stdio};
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use manylane_ipc::report::{NO_LANE, OPEN, ReportFile};
 use manylane_sys::process;
@@ -41,7 +42,15 @@ pub(crate) fn retry_interrupted<T>(mut receive: impl FnMut() -> io::Result<T>) -
     }
 }
 
-/// The threads of a process group and what each is waiting for, to be printed after a timeout.
+/// A process group, printed as its threads and what each is waiting for.
+struct Group(u32);
+
+impl fmt::Debug for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&describe_group(self.0))
+    }
+}
+
 fn describe_group(group: u32) -> String {
     let mut text = String::new();
     for entry in fs::read_dir("/proc").unwrap().flatten() {
@@ -135,7 +144,14 @@ impl Server {
 
     /// Waits until the started process has ended.
     pub(crate) fn wait(&mut self) {
-        wait_for("the end of a process", || self.child.try_wait().unwrap(), Option::is_some);
+        self.wait_status();
+    }
+
+    fn wait_status(&mut self) -> ExitStatus {
+        let group = self.child.id();
+        let end = || (self.child.try_wait().unwrap(), Group(group));
+        let (status, _) = wait_for("the end of the server (status, threads)", end, |(end, _)| end.is_some());
+        status.unwrap()
     }
 
     /// The output so far.
@@ -154,24 +170,22 @@ impl Server {
     }
 
     fn first(&mut self, socket: &UdpSocket, request: &[u8]) -> Vec<u8> {
-        let deadline = Instant::now() + TEST_TIMEOUT;
         let mut buffer = [0; 4096];
         // Between hosts, the kernel sends six ICMP errors at once, and then one per second
         // (net.ipv4.icmp_ratelimit). A request in between is lost without an error.
         let is_far = socket.peer_addr().is_ok_and(|peer| !peer.ip().is_loopback());
         let mut tries = 0;
-        loop {
-            let asked = socket.send(request).and_then(|_| retry_interrupted(|| socket.recv(&mut buffer)));
-            match asked {
-                Ok(len) => return buffer[..len].to_vec(),
-                Err(err) if err.kind() == io::ErrorKind::ConnectionRefused => {}
-                Err(err) => panic!("no answer: {err}: {}", self.log()),
+        let ask = || {
+            if is_far && tries > 4 {
+                thread::sleep(Duration::from_millis(1200));
             }
-            self.assert_running();
-            assert!(Instant::now() < deadline, "nobody listens: {}", self.log());
-            thread::sleep(Duration::from_millis(if is_far && tries >= 4 { 1200 } else { 5 }));
             tries += 1;
-        }
+            let asked = socket.send(request).and_then(|_| retry_interrupted(|| socket.recv(&mut buffer)));
+            self.assert_running();
+            asked.map(|len| buffer[..len].to_vec())
+        };
+        let is_refused = |err: &io::Error| err.kind() == io::ErrorKind::ConnectionRefused;
+        wait_for("a server that listens", ask, |answer| !answer.as_ref().is_err_and(is_refused)).unwrap()
     }
 
     /// Fails if the server has ended.
@@ -183,16 +197,9 @@ impl Server {
     /// Ends the server; returns its exit status, and the report if it had lanes.
     pub(crate) fn end(mut self) -> (ExitStatus, Option<Report>) {
         process::send_signal(self.child.id() as i32, 15).unwrap();
-        let mut status = None;
-        let deadline = Instant::now() + TEST_TIMEOUT;
-        while status.is_none() {
-            let processes = || describe_group(self.child.id());
-            assert!(Instant::now() < deadline, "waited in vain: the end of the server\n{}", processes());
-            thread::sleep(Duration::from_millis(2));
-            status = self.child.try_wait().unwrap();
-        }
+        let status = self.wait_status();
         let read = |path: &String| serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
-        (status.unwrap(), self.report.as_ref().map(|path| Report(read(path))))
+        (status, self.report.as_ref().map(|path| Report(read(path))))
     }
 }
 

@@ -1,19 +1,22 @@
 //! Runs programs in C, preloaded and natively.
+//!
+//! Each program binds ports that the kernel selects, and talks to itself only. So all can share the
+//! loopback device. As root, each has a network namespace of its own all the same: a socket that
+//! sets SO_REUSEPORT before it binds may get the port of another program's lanes.
 
+use std::fmt;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use manylane_ipc::report::{FREE, NO_LANE, Reason, Receiver, ReportFile};
 use manylane_sys::fd;
+use manylane_sys::netns::NetNs;
+use manylane_test_support::wait_for;
 use manylane_testbed::skip;
-
-/// Timeout of a program.
-const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// True if `MANYLANE_TEST_PREFETCH` has an effect. A release build of the library ignores it, so
 /// that a test then finds only that results are the same.
@@ -210,6 +213,25 @@ impl Outcome {
     }
 }
 
+/// The library's report of a running program, printed as the counters of each receiver.
+struct Counters<'a>(Option<&'a ReportFile>);
+
+impl fmt::Debug for Counters<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let receivers = self.0.into_iter().flat_map(|file| &file.report().receivers);
+        let used = receivers.filter(|slot| slot.state.load(Ordering::Relaxed) != FREE);
+        let counters = used.map(|slot| {
+            let [tid, lane] = [&slot.tid, &slot.lane].map(|value| value.load(Ordering::Relaxed));
+            let [received, of_other_lanes, sent] =
+                [&slot.rx_datagrams, &slot.rx_from_other_lanes, &slot.tx_datagrams]
+                    .map(|count| count.load(Ordering::Relaxed));
+            let lane = if lane == NO_LANE { "no lane".to_owned() } else { format!("lane {lane}") };
+            format!("thread {tid}, {lane}: received {received}, of other lanes {of_other_lanes}, sent {sent}")
+        });
+        f.debug_list().entries(counters).finish()
+    }
+}
+
 /// Kills the program if the test panics.
 struct Running(Option<Child>);
 
@@ -247,6 +269,16 @@ pub(crate) fn run_preloaded_with_fd(program: &Path, args: &[&str]) -> Outcome {
     run(program, args, Some(&[]), true)
 }
 
+/// A network namespace whose loopback device is up. None if this user may not create it, or
+/// without iproute2.
+fn loopback_namespace() -> Option<NetNs> {
+    let namespace = NetNs::create().ok()?;
+    let mut up = Command::new("ip");
+    up.args(["link", "set", "lo", "up"]);
+    namespace.enter_in_child(&mut up).unwrap();
+    up.status().is_ok_and(|status| status.success()).then_some(namespace)
+}
+
 fn run(program: &Path, args: &[&str], vars: Option<&[(&str, &str)]>, inherits: bool) -> Outcome {
     /// Held for writing while this process has a descriptor that programs inherit, and for reading
     /// while a program is started that must not.
@@ -261,18 +293,17 @@ fn run(program: &Path, args: &[&str], vars: Option<&[(&str, &str)]>, inherits: b
         command.envs(vars.iter().copied());
         (report, fd)
     });
+    if let Some(namespace) = loopback_namespace() {
+        namespace.enter_in_child(&mut command).unwrap();
+    }
     let shared = (!inherits).then(|| INHERITANCE.read().unwrap_or_else(PoisonError::into_inner));
     let mut running = Running(Some(command.spawn().unwrap()));
     drop(shared);
-    let until = Instant::now() + TEST_TIMEOUT;
-    let status = loop {
-        let child = running.0.as_mut().unwrap();
-        if let Some(status) = child.try_wait().unwrap() {
-            break status;
-        }
-        assert!(Instant::now() < until, "{} {args:?} does not end", program.display());
-        thread::sleep(Duration::from_millis(5));
-    };
+    let what = format!("the end of {} {args:?} (status, counters)", program.display());
+    let counters = || Counters(report.as_ref().map(|(report, _)| report));
+    let end = || (running.0.as_mut().unwrap().try_wait().unwrap(), counters());
+    let (status, _) = wait_for(&what, end, |(status, _)| status.is_some());
+    let status = status.unwrap();
     let child = running.0.take().unwrap();
     let output = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
     let report = report.map(|(report, _)| report);

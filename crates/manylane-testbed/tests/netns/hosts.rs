@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use manylane_test_support::wait_for;
 use manylane_testbed::topology::namespaces_in_use;
 use manylane_testbed::{Host, Layout, Testbed, skip};
 
@@ -26,17 +27,12 @@ fn reaches(from: &UdpSocket, to: &UdpSocket) -> bool {
     arrives_within(TIMEOUT, from, to)
 }
 
-/// True if datagrams arrive again after a link was down. The first ones may not: the kernel drops
-/// those that wait for a neighbour that does not answer for three seconds, and it may have asked
+/// Waits until datagrams arrive again after a link was down. The first ones may not: the kernel
+/// drops what waits for a neighbour that does not answer for three seconds, and it may have asked
 /// for the last time just before the link came back.
-fn reaches_again(from: &UdpSocket, to: &UdpSocket) -> bool {
-    let start = Instant::now();
-    while start.elapsed() < TIMEOUT {
-        if arrives_within(Duration::from_secs(1), from, to) {
-            return true;
-        }
-    }
-    false
+fn wait_reached(from: &UdpSocket, to: &UdpSocket) {
+    let what = format!("a datagram from {:?} to {:?}", from.local_addr(), to.local_addr());
+    wait_for(&what, || arrives_within(Duration::from_secs(1), from, to), |arrived| *arrived);
 }
 
 /// Sends one datagram, and reports whether this very one arrived.
@@ -119,15 +115,13 @@ fn netns_a_link_goes_down_and_up() {
         b.set_link(0, false).unwrap();
         assert!(!arrives_within(NO_TRAFFIC_TIMEOUT, &from, &to));
         // The kernel tells of a lost carrier when it comes to it.
-        let start = Instant::now();
-        while a.run(|| manylane_sys::netns::is_device_running(a.device(0)).unwrap()) {
-            assert!(start.elapsed() < TIMEOUT, "the other end still has a carrier");
-        }
+        let has_carrier = || a.run(|| manylane_sys::netns::is_device_running(a.device(0)).unwrap());
+        wait_for("the loss of the other end's carrier", has_carrier, |has_carrier| !has_carrier);
         b.set_link(0, true).unwrap();
         a.wait_for_carrier(0).unwrap();
         b.wait_for_carrier(0).unwrap();
-        assert!(reaches_again(&from, &to), "after the link came back, IPv6 {ipv6}");
-        assert!(reaches_again(&to, &from), "back, after the link came back, IPv6 {ipv6}");
+        wait_reached(&from, &to);
+        wait_reached(&to, &from);
     }
 }
 
@@ -215,11 +209,8 @@ fn netns_killing_a_process_leaves_nothing() {
 
     child.kill().unwrap();
     child.wait().unwrap();
-    let start = Instant::now();
-    while namespaces_in_use().unwrap().contains(&number) {
-        assert!(start.elapsed() < TIMEOUT, "the namespace {number} is still in use");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let used = || namespaces_in_use().unwrap();
+    wait_for(&format!("the end of namespace {number}"), used, |used| !used.contains(&number));
     // The other way to keep a namespace is to mount it.
     assert!(!mounted(number));
 }
@@ -238,10 +229,6 @@ fn netns_dropping_a_testbed_removes_it() {
     let number = std::fs::metadata(testbed.host(1).namespace().path()).unwrap().ino();
     drop(testbed);
     // One host is kept by the clone. The other is gone, and took the devices of the link with it.
-    let start = Instant::now();
-    while a.device_index(0).is_ok() {
-        assert!(start.elapsed() < TIMEOUT, "the other end of the link is still there");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    wait_for("the end of the link's other end", || a.device_index(0).ok(), Option::is_none);
     assert!(!namespaces_in_use().unwrap().contains(&number));
 }

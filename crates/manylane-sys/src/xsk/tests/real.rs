@@ -3,7 +3,9 @@
 
 use std::net::UdpSocket;
 use std::os::fd::{AsFd as _, AsRawFd as _};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use manylane_test_support::wait_for;
 
 use super::real_support::{datagram, in_namespace, options, reopen};
 use crate::xsk::open::Step;
@@ -55,12 +57,8 @@ fn netns_a_queue_of_a_device_has_one_owner() {
         drop(queue);
         assert!(!reopen(&QueueOptions { mode: Mode::Auto, ..options }).is_zero_copy());
         let zero_copy = QueueOptions { mode: Mode::ZeroCopy, ..options };
-        let start = Instant::now();
-        let mut last = failed(zero_copy);
-        while last == (Step::Bind, libc::EBUSY) && start.elapsed() < Duration::from_secs(5) {
-            std::thread::sleep(Duration::from_millis(5));
-            last = failed(zero_copy);
-        }
+        let busy = (Step::Bind, libc::EBUSY);
+        let last = wait_for("the release of the queue", || failed(zero_copy), |last| *last != busy);
         assert_eq!(last, (Step::Bind, libc::EOPNOTSUPP));
     });
 }
@@ -92,11 +90,11 @@ fn netns_sent_frames_arrive_and_are_reclaimed() {
             }
             // The kernel completes a packet when the receiver has released it, which may be a
             // moment later.
-            let start = Instant::now();
-            while queue.frame_counts().sending > 0 && start.elapsed() < Duration::from_secs(5) {
+            let complete = || {
                 queue.receive(0);
-            }
-            let census = queue.frame_counts();
+                queue.frame_counts()
+            };
+            let census = wait_for("the completion of all frames", complete, |census| census.sending == 0);
             assert_eq!((census.free, census.filling, census.invalid), (64, 64, 0), "{census:?}");
         }
         assert_eq!(crate::xsk::statistics(queue.as_fd()).unwrap().tx_invalid_descs, 0);

@@ -5,9 +5,8 @@ use std::io;
 use std::net::UdpSocket;
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::process::Command;
-use std::time::{Duration, Instant};
 
-use manylane_test_support::skip;
+use manylane_test_support::{skip, wait_for};
 
 use crate::check;
 use crate::netns::{NetNs, device_index, is_device_running};
@@ -68,11 +67,8 @@ pub(super) fn with_pair(name: &str, mtu: u32, test: impl FnOnce(Pair) + Send) {
         ip("addr add 192.0.2.2/24 dev far");
         ip("link set near up");
         ip("link set far up");
-        let start = Instant::now();
-        while !(is_device_running("near").unwrap() && is_device_running("far").unwrap()) {
-            assert!(start.elapsed() < Duration::from_secs(5), "the pair does not come up");
-            std::thread::yield_now();
-        }
+        let running = || ["near", "far"].map(|device| is_device_running(device).unwrap());
+        wait_for("the pair to run (near, far)", running, |running| *running == [true; 2]);
         test(Pair { near: device_index("near").unwrap(), far: device_index("far").unwrap() });
     });
 }
@@ -98,14 +94,7 @@ pub(super) fn reopen(options: &QueueOptions) -> Queue {
 
 /// Retries until it works.
 pub(super) fn eventually(open: impl Fn() -> Result<Queue, OpenError>) -> Queue {
-    let start = Instant::now();
-    loop {
-        match open() {
-            Ok(queue) => return queue,
-            Err(err) if start.elapsed() > Duration::from_secs(5) => panic!("{err}"),
-            Err(_) => std::thread::sleep(Duration::from_millis(5)),
-        }
-    }
+    wait_for("a queue that opens", open, Result::is_ok).unwrap()
 }
 
 /// Writes an Ethernet frame for the loopback device, to this port.

@@ -7,7 +7,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use manylane_test_support::skip;
+use manylane_test_support::{skip, wait_for};
 
 use super::real_support::{Pair, Program, eventually, options, unfinished_head, with_pair};
 use crate::packet::PacketSocket;
@@ -27,27 +27,24 @@ fn frame(member: u8, number: u32, len: usize) -> Vec<u8> {
 
 /// Receives `count` packets, each equal to `expected`.
 fn receive_all(queue: &mut Queue, count: u32, expected: impl Fn(u32) -> Vec<u8>) {
-    let (start, mut next) = (Instant::now(), 0);
-    while next < count {
-        assert!(
-            start.elapsed() < TIMEOUT,
-            "{next} of {count}: {queue:?}, {:?}",
-            crate::xsk::statistics(queue.as_fd())
-        );
-        let got = queue.receive(32);
-        for i in 0..got {
+    let mut next = 0;
+    let receive = || {
+        for i in 0..queue.receive(32) {
             assert_eq!(queue.packet(i), expected(next));
             next += 1;
         }
-    }
-    assert_eq!(next, count);
+        (next, queue.frame_counts(), crate::xsk::statistics(queue.as_fd()))
+    };
+    let (received, ..) = wait_for(&format!("{count} packets"), receive, |(next, ..)| *next >= count);
+    assert_eq!(received, count);
 }
 
 fn at_rest(queue: &mut Queue) {
-    let start = Instant::now();
-    while queue.frame_counts().sending > 0 && start.elapsed() < TIMEOUT {
+    let complete = || {
         queue.receive(0);
-    }
+        queue.frame_counts()
+    };
+    wait_for("the completion of all frames", complete, |census| census.sending == 0);
     queue.receive(0);
 }
 
@@ -70,8 +67,7 @@ fn netns_queue_members_are_added_and_removed() {
         }
         receive_all(&mut second, 10, |number| frame(1, number, 100));
         // The first member, which opened the queue, leaves with ten unread packets.
-        let start = Instant::now();
-        while !first.has_received() && start.elapsed() < TIMEOUT {}
+        wait_for("packets in the ring", || first.has_received(), |has_received| *has_received);
         program.leave(0);
         drop(first);
         second.receive(0);
@@ -228,10 +224,7 @@ fn netns_partial_checksums_are_completed() {
         }
         program.lead(0, queue.as_fd());
         wire.send(&frame(0, 7, 142)).unwrap();
-        let start = Instant::now();
-        while queue.receive(32) == 0 {
-            assert!(start.elapsed() < TIMEOUT, "no frame");
-        }
+        wait_for("a frame", || queue.receive(32), |count| *count > 0);
         queue.find_payloads(|_, _| Some((42, 100)));
         let (payloads, mut sender) = queue.split();
         let payload = payloads.payload(0);

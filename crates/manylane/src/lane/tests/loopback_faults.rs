@@ -45,7 +45,8 @@ fn echo_bursts(
             client.send(&payload(number)).unwrap();
         }
         while received.len() as u64 + injector.faults().rx.lost < u64::from(first + BURST) {
-            assert!(start.elapsed() < TEST_TIMEOUT, "{} of {}", received.len(), first + BURST);
+            let missing = u64::from(first + BURST) - received.len() as u64;
+            assert!(start.elapsed() < TEST_TIMEOUT, "{missing} of {BURST}: {:?}", counters(lane));
             let Received { batch, mut out } = lane.recv_timeout(10 * MILLIS).unwrap();
             for request in batch {
                 received.push(request.payload().to_vec());
