@@ -300,11 +300,12 @@ static void *worker(void *arg)
 		if (got < 0)
 			continue;
 		received[nth]++;
+		/* Before it is counted: then no more is sent to park it. */
+		parked += byte == 'P';
 		total++;
 		if (byte == 'P')
 			break;
 	}
-	parked++;
 	if (!polls)
 		sem_wait(&leave);
 	ended++;

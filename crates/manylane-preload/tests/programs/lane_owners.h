@@ -100,6 +100,9 @@ static inline void *worker(void *arg)
 		 */
 		raw_sleep();
 		last_receiver = nth;
+		/* Before it is counted: then no more is sent to park it. */
+		if (park[nth])
+			parked[nth] = 1;
 		probes_received++;
 	}
 }
