@@ -143,6 +143,7 @@ fn unbound(sandbox: &Sandbox, addr: SocketAddr, reuseport: &str) -> Vec<String> 
     words("unbound", &["-d", "-c", &configuration])
 }
 
+/// Takes 5 s: two starts of NSD, without lanes and with them, of more than two seconds each.
 #[test]
 fn loopback_nsd() {
     if crate::has("loopback_nsd", "nsd", "nsd") {
@@ -150,7 +151,7 @@ fn loopback_nsd() {
     }
 }
 
-/// Then its processes share one socket.
+/// Then its processes share one socket. Takes 10 s: four starts of NSD.
 #[test]
 fn loopback_nsd_with_one_socket() {
     if !crate::has("loopback_nsd_with_one_socket", "nsd", "nsd") {
@@ -162,6 +163,7 @@ fn loopback_nsd_with_one_socket() {
     }
 }
 
+/// Takes 5 s, as that of NSD.
 #[test]
 fn loopback_knot() {
     if crate::has("loopback_knot", "knotd", "knot") {

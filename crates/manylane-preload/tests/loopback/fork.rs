@@ -29,6 +29,8 @@ fn loopback_fork_under_traffic_loses_no_datagrams() {
     }
 }
 
+/// Takes 9 s: each of 2000 sockets waits for one or two forks, so that rare orders of the threads
+/// occur.
 #[test]
 fn loopback_a_socket_made_plain_during_a_fork_gets_no_lanes() {
     let program = build("fork_fallback_race");
@@ -38,6 +40,7 @@ fn loopback_a_socket_made_plain_during_a_fork_gets_no_lanes() {
     assert_eq!((with.output.as_str(), with.reasons()), (expected, vec!["error-queue"]));
 }
 
+/// Takes 9 s, as the test above.
 #[test]
 fn loopback_a_socket_bound_during_a_fork_is_plain() {
     let program = build("fork_fallback_race");
@@ -50,6 +53,7 @@ fn loopback_a_socket_bound_during_a_fork_is_plain() {
     assert_eq!((reasons, with.lanes()), (with.sockets(), 0));
 }
 
+/// Takes 10 to 25 s, as the tests above, with more threads in the way of each fork.
 #[test]
 fn loopback_lanes_prepared_by_fork_survive_descriptor_reuse() {
     let program = build("fork_fallback_race");

@@ -1,5 +1,8 @@
 //! Receivers that are killed or stopped, in a wait or between two, strand no datagrams, and make no
 //! other receiver spin.
+//!
+//! Some tests take 5 to 7 s: each pattern runs without the library and with it, waits for its
+//! processes to stop, and sends at a pace that the receivers keep up with.
 
 use crate::support::{build, for_each_at_once, run_native, run_preloaded};
 
