@@ -8,7 +8,7 @@ use manylane_policy::rx_coalesce;
 use manylane_sys::xsk;
 
 use super::XdpControl;
-use super::queues::AssignedQueue;
+use super::state::AssignedQueue;
 use crate::counters::LaneId;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::filter::{FilterHandle, SocketIndex};
