@@ -36,7 +36,7 @@ use crate::capture::tap::Tap;
 use crate::config::{Config, XdpOptions};
 use crate::counters::LaneId;
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::SocketEngine;
+use crate::io::EngineShared;
 use crate::io::filter::{FilterHandle, SocketIndex};
 
 /// Size of a frame of the UMEM, and the kernel's headroom at its start (`XDP_PACKET_HEADROOM`), in
