@@ -55,10 +55,3 @@ impl<'a> Bypass<'a> {
         sender.abandon();
     }
 }
-
-impl<'a> From<XdpSender<'a>> for Bypass<'a> {
-    #[inline]
-    fn from(sender: XdpSender<'a>) -> Self {
-        Self::Xdp(sender)
-    }
-}

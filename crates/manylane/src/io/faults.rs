@@ -32,8 +32,9 @@ use self::state::Fate;
 pub(crate) use self::state::{Direction, Faults};
 pub(super) use self::transport::FaultTransport;
 use super::batch::{Batch, Datagram, Origin, RecvMeta};
+use super::lane_io::LaneIo;
 use super::{
-    Capabilities, FilterHandle, Io, LaneIo, NewLane, Parts, RecvSummary, Replies, SocketEngine, Transport,
+    Capabilities, EngineShared, FilterHandle, Io, NewLane, RecvSummary, Replies, SocketEngine, Transport,
     XdpQueue, lock,
 };
 use crate::config::Config;
@@ -75,7 +76,9 @@ impl SocketEngine for FaultInjector {
         let copies = Vec::new();
         Ok(Io::Faulty(Box::new(FaultIo { engine, injector: self, lane, bound_addr, copies, send })))
     }
+}
 
+impl EngineShared for FaultInjector {
     fn set_options(&self, config: &Config, socket: BorrowedFd<'_>) -> Result<()> {
         self.engine.set_options(config, socket)
     }
@@ -231,6 +234,19 @@ impl FaultIo {
     fn faults(&self) -> MutexGuard<'_, Faults> {
         lock(faults_of(&self.injector, &self.lane))
     }
+
+    /// See [`Io::split`](super::Io::split).
+    pub(super) fn split<'a>(
+        &'a mut self,
+        summary: RecvSummary,
+        bound: &'a SocketAddr,
+    ) -> (Batch<'a>, Replies<'a>) {
+        let faults = faults_of(&self.injector, &self.lane);
+        let Replies { queue, transport } = self.engine.split(RecvSummary::default(), bound).replies;
+        let transport = FaultTransport { transport, faults, send: &mut self.send };
+        let replies = Replies { queue, transport: Transport::Faulty(Box::new(transport)) };
+        (Batch::new(Origin::Copies(&self.copies), bound, summary), replies)
+    }
 }
 
 impl LaneIo for FaultIo {
@@ -280,14 +296,6 @@ impl LaneIo for FaultIo {
 
     fn close(&mut self) {
         self.engine.close();
-    }
-
-    fn split<'a>(&'a mut self, summary: RecvSummary, bound: &'a SocketAddr) -> Parts<'a> {
-        let faults = faults_of(&self.injector, &self.lane);
-        let Replies { queue, transport } = self.engine.split(RecvSummary::default(), bound).replies;
-        let transport = FaultTransport { transport, faults, send: &mut self.send };
-        let replies = Replies { queue, transport: Transport::Faulty(Box::new(transport)) };
-        Parts { batch: Batch::new(Origin::Copies(&self.copies), bound, summary), replies, bypass: None }
     }
 
     fn readiness(&self) -> BorrowedFd<'_> {

@@ -42,12 +42,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use self::maps::FilterMaps;
+pub(crate) use self::maps::SocketIndex;
 use crate::counters::FilterDrops;
 use crate::error::Result;
 use crate::filter::{Filter, Limit, Prefix, Rule};
-
-/// A socket's index on a device.
-pub(crate) type SocketIndex = u32;
 
 /// The maps of one device's program. All sockets on the device change them.
 pub(crate) type SharedFilterMaps = Arc<Mutex<FilterMaps>>;

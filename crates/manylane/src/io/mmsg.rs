@@ -21,9 +21,10 @@ use manylane_sys::sock;
 
 use super::batch::{Batch, Origin};
 use super::kernel_socket::needs_ancillary;
+use super::lane_io::LaneIo;
 use super::messages::Messages;
 use super::socket_queue::{LoadWords, RecvMessages, SocketQueue};
-use super::{Capabilities, Io, LaneIo, NewLane, Parts, RecvSummary, Replies, SocketEngine, Transport};
+use super::{Capabilities, EngineShared, NewLane, RecvSummary, Replies, Transport};
 use crate::config::Config;
 use crate::counters::Count;
 use crate::error::{Error, Result};
@@ -32,11 +33,7 @@ use crate::lane_shared::LaneShared;
 /// Engine `mmsg` of a socket.
 pub(super) struct MmsgEngine;
 
-impl SocketEngine for MmsgEngine {
-    fn new_lane(self: Arc<Self>, new: NewLane<'_>) -> Result<Io> {
-        MmsgIo::new(new).map(Io::Mmsg)
-    }
-
+impl EngineShared for MmsgEngine {
     fn set_options(&self, config: &Config, socket: BorrowedFd<'_>) -> Result<()> {
         let Some(time) = config.wait.busy_poll_time() else { return Ok(()) };
         let micros = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
@@ -113,6 +110,19 @@ impl MmsgIo {
         let send = SendRing::new(SendOptions { batch: caps.batch, gso: caps.gso }).map_err(memory)?;
         Ok(Self { queue, recv: MmsgRecv { ring, ancillary, timeout: None }, send, caps })
     }
+
+    /// See [`Io::split`](super::Io::split).
+    #[inline]
+    pub(super) fn split<'a>(
+        &'a mut self,
+        summary: RecvSummary,
+        bound: &'a SocketAddr,
+    ) -> (Batch<'a>, Replies<'a>) {
+        let origin = Origin::Messages(Messages::Mmsg(&self.recv.ring), &self.recv.ancillary);
+        let transport = Transport::Socket(self.queue.lane.fd.as_fd());
+        let replies = Replies { queue: self.send.batch(), transport };
+        (Batch::new(origin, bound, summary), replies)
+    }
 }
 
 impl LaneIo for MmsgIo {
@@ -134,14 +144,6 @@ impl LaneIo for MmsgIo {
         self.queue.lane.cells.add(Count::Sleeps, 1);
         sock::wait_readable(self.readiness(), time);
         self.recv()
-    }
-
-    #[inline]
-    fn split<'a>(&'a mut self, summary: RecvSummary, bound: &'a SocketAddr) -> Parts<'a> {
-        let origin = Origin::Messages(Messages::Mmsg(&self.recv.ring), &self.recv.ancillary);
-        let transport = Transport::Socket(self.queue.lane.fd.as_fd());
-        let replies = Replies { queue: self.send.batch(), transport };
-        Parts { batch: Batch::new(origin, bound, summary), replies, bypass: None }
     }
 
     fn readiness(&self) -> BorrowedFd<'_> {

@@ -7,9 +7,10 @@
 //! | [`mmsg`], [`uring`], [`xdp`] | the engines; `uring` and `xdp` contain an [`MmsgIo`] for what they leave to the kernel socket |
 //! | `sim` | an engine for tests: a simulated network for each lane, with a clock that only waits and polls advance |
 //! | `faults` | for tests, around any engine: seeded loss, reordering, shortening, corruption; receives and sends that fail |
+//! | [`lane_io`], [`engine_shared`] | the operations of an engine, for a lane and for what the lanes of a socket share |
+//! | [`capabilities`], [`recv_summary`] | what an engine was granted; totals of one receive |
 //! | [`kernel_socket`] | the kernel socket of a lane: its options, and binding it |
 //! | [`orphaned_sockets`] | sockets that the kernel holds after their lanes were closed |
-//! | [`socket_engine`] | what the lanes of a socket share of their engine |
 //! | [`bypass`], [`transport`] | where replies go: past the kernel's stack, or through the kernel socket |
 //! | [`filter`] | limits and prefixes, in the maps of XDP programs |
 //! | [`socket_queue`] | what `mmsg` and `uring` share: the load words that steering reads, head drops |
@@ -17,7 +18,10 @@
 //! | [`batch`] | the datagrams of a batch, as the application sees them |
 //!
 //! An engine is two types: one that the lanes of a socket share ([`SocketEngine`]), and one for
-//! each lane ([`Io`]). Waiting takes three operations:
+//! each lane ([`Io`]). Their operations are [`EngineShared`] and [`LaneIo`]. Two more are in this
+//! file, because their results name engines: [`SocketEngine::new_lane`] and [`Io::split`].
+//!
+//! Waiting takes three operations:
 //!
 //! | operation | `mmsg` | `uring` | `xdp` |
 //! |---|---|---|---|
@@ -29,17 +33,20 @@
 pub(crate) mod batch;
 mod bpf_error;
 mod bypass;
+mod capabilities;
+mod engine_shared;
 #[cfg(test)]
 pub(crate) mod faults;
 mod filter;
 mod frames;
 pub(crate) mod kernel_socket;
+mod lane_io;
 mod messages;
 mod mmsg;
 mod orphaned_sockets;
+mod recv_summary;
 #[cfg(test)]
 pub(crate) mod sim;
-mod socket_engine;
 mod socket_queue;
 mod transport;
 pub(crate) mod uring;
@@ -52,64 +59,22 @@ use std::sync::Arc;
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use manylane_sys::tick;
-
 use self::batch::Batch;
-use self::mmsg::MmsgIo;
-use self::uring::UringIo;
+use self::lane_io::LaneIo;
+use self::mmsg::{MmsgEngine, MmsgIo};
+use self::uring::{UringEngine, UringIo};
 use self::xdp::{XdpControl, XdpIo};
-use crate::config::{Config, DATAGRAM_SIZE_MAX, Engine, FILTER_REFUSED};
+use crate::config::{Config, Engine, FILTER_REFUSED};
 use crate::error::{Error, ErrorKind, Result};
-use crate::lane_shared::Offloads;
 
 pub(crate) use self::bypass::Bypass;
+pub use self::capabilities::Capabilities;
+pub use self::engine_shared::XdpQueue;
+pub(crate) use self::engine_shared::{EngineShared, NewLane};
 pub use self::filter::FilterHandle;
-pub use self::socket_engine::XdpQueue;
-pub(crate) use self::socket_engine::{NewLane, SocketEngine};
+pub(crate) use self::recv_summary::RecvSummary;
 pub(crate) use self::transport::{Replies, Transport};
 pub use self::xdp::leasing::{LeasedRing, LeasedRings, Lessor};
-
-/// What an engine was granted on a lane, which may be less than the options ask for. Code tests
-/// these, never which engine it is: an engine sizes its buffers by those of its kernel socket, the
-/// waits of a lane read `batch`, and `manylane echo` shows `gro` and `gso`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Capabilities {
-    /// Messages that one call receives or sends.
-    pub batch: usize,
-    /// Size of the largest datagram that is received whole, in bytes.
-    pub datagram_size: usize,
-    /// GRO: several datagrams may be received as one message. Never by queues of engine `xdp`, but
-    /// its companion may do so.
-    pub gro: bool,
-    /// GSO: consecutive replies may be sent as one message. Of `xdp`, again only the companion may
-    /// do so. A device can still refuse such a message, which `gso_fallbacks` counts.
-    pub gso: bool,
-    /// Each datagram has a time stamp of the kernel.
-    pub timestamps: bool,
-}
-
-impl Capabilities {
-    /// Those of a kernel socket that was granted `offloads`. The kernel cannot refuse the others:
-    /// without them, the socket does not open.
-    pub(crate) fn of(config: &Config, offloads: Offloads) -> Self {
-        let Offloads { gro, gso } = offloads;
-        let Config { batch, timestamps, .. } = *config;
-        let datagram_size = if gro { DATAGRAM_SIZE_MAX } else { config.datagram_size };
-        Self { batch, datagram_size, gro, gso, timestamps }
-    }
-
-    /// Of each value, the weaker one.
-    pub(crate) fn weakest(self, other: Self) -> Self {
-        Self {
-            batch: self.batch.min(other.batch),
-            datagram_size: self.datagram_size.min(other.datagram_size),
-            gro: self.gro && other.gro,
-            gso: self.gso && other.gso,
-            timestamps: self.timestamps && other.timestamps,
-        }
-    }
-}
 
 /// The engine to use for the one that the user named, and its substitute where it cannot be used.
 pub(crate) fn select(config: &Config) -> (Engine, Option<Engine>) {
@@ -137,20 +102,34 @@ pub(crate) fn check(config: &Config) -> Result<()> {
 /// Opens the engine of a socket that is bound to `addr`.
 pub(crate) fn open(config: &Config, addr: SocketAddr) -> Result<Arc<dyn SocketEngine>> {
     Ok(match config.engine {
-        Engine::Auto | Engine::Mmsg => Arc::new(mmsg::MmsgEngine),
-        Engine::Uring => Arc::new(uring::UringEngine::default()),
+        Engine::Auto | Engine::Mmsg => Arc::new(MmsgEngine),
+        Engine::Uring => Arc::new(UringEngine::default()),
         Engine::Xdp => XdpControl::open(config, addr)?,
     })
 }
 
-/// Totals of one receive.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct RecvSummary {
-    pub(crate) messages: usize,
-    pub(crate) datagrams: usize,
-    pub(crate) bytes: usize,
-    pub(crate) truncated: usize,
-    pub(crate) gro_messages: usize,
+/// What the lanes of a socket share of their engine.
+pub(crate) trait SocketEngine: EngineShared {
+    /// Makes the engine of one lane.
+    fn new_lane(self: Arc<Self>, new: NewLane<'_>) -> Result<Io>;
+}
+
+impl SocketEngine for MmsgEngine {
+    fn new_lane(self: Arc<Self>, new: NewLane<'_>) -> Result<Io> {
+        MmsgIo::new(new).map(Io::Mmsg)
+    }
+}
+
+impl SocketEngine for UringEngine {
+    fn new_lane(self: Arc<Self>, new: NewLane<'_>) -> Result<Io> {
+        UringIo::new(&self, new).map(Io::Uring)
+    }
+}
+
+impl SocketEngine for XdpControl {
+    fn new_lane(self: Arc<Self>, new: NewLane<'_>) -> Result<Io> {
+        XdpIo::new(self, new).map(Io::Xdp)
+    }
 }
 
 /// The last batch, and where replies go.
@@ -172,84 +151,12 @@ pub(crate) enum Io {
     Faulty(Box<faults::FaultIo>),
 }
 
-/// Operations of a lane's engine. The defaults are for engines without special needs.
-trait LaneIo {
-    /// What the lane was granted; the same for its life.
-    fn capabilities(&self) -> Capabilities;
-
-    /// Receives a batch of queued datagrams; it may be empty.
-    fn recv(&mut self) -> Result<RecvSummary>;
-
-    /// Receives what may have arrived behind a full batch.
-    fn recv_more(&mut self) -> Result<RecvSummary> {
-        self.recv()
-    }
-
-    /// Poll `number` since the lane began to spin: as [`recv`](Self::recv), but most polls skip
-    /// checks that need a system call.
-    fn poll(&mut self, _number: u32) -> Result<RecvSummary> {
-        self.recv()
-    }
-
-    /// Blocks until a datagram arrives or `timeout` expires, and receives. May return up to a
-    /// quarter early with `mmsg`.
-    fn sleep(&mut self, timeout: Duration) -> Result<RecvSummary>;
-
-    /// As [`sleep`](Self::sleep), for a short time with microsecond precision.
-    fn sleep_precise(&mut self, time: Duration) -> Result<RecvSummary> {
-        self.sleep(time)
-    }
-
-    /// Sleeps until the clock is next at a multiple of `period`, whatever arrives.
-    fn delay(&mut self, period: Duration) {
-        tick::sleep(period);
-    }
-
-    /// The time, by the clock of the engine.
-    fn now(&self) -> Instant {
-        Instant::now()
-    }
-
-    /// True if a queue that was not served since the last delay has frames. Each queue is served
-    /// once per round, because a lane that served them as long as any has frames might never
-    /// delay.
-    fn is_within_round(&mut self) -> bool {
-        false
-    }
-
-    /// Ends the last batch: what is sent next is no reply.
-    fn end_batch(&mut self) {}
-
-    /// The last batch, with the counts of `summary`, and the send paths for replies. The socket is
-    /// bound to `bound`.
-    fn split<'a>(&'a mut self, summary: RecvSummary, bound: &'a SocketAddr) -> Parts<'a>;
-
-    /// A descriptor that is readable while [`recv`](Self::recv) has work; the same one for the
-    /// lane's life.
-    fn readiness(&self) -> BorrowedFd<'_>;
-
-    /// Datagrams that the receive buffers can take during a delay.
-    fn recv_capacity(&self) -> usize;
-
-    /// Upper bound of the messages in the kernel socket's queue.
-    fn queued_max(&self) -> usize;
-
-    /// The lane is out of steering: hands the queues of devices over to other lanes, if any.
-    fn leave(&mut self) {}
-
-    /// Discards and counts what is still queued, before the lane closes.
-    fn discard(&mut self);
-
-    /// Closes the remaining queues of devices.
-    fn close(&mut self) {}
-}
-
 /// Makes each of these operations of [`Io`] the one of its engine.
 macro_rules! dispatch {
-    ($(fn $name:ident$(<$life:lifetime>)?($this:ident: $of:ty $(, $arg:ident: $type:ty)*) $(-> $out:ty)?;)*) => {
+    ($(fn $name:ident($this:ident: $of:ty $(, $arg:ident: $type:ty)*) $(-> $out:ty)?;)*) => {
         impl Io {
             $(#[inline]
-            pub(crate) fn $name$(<$life>)?($this: $of $(, $arg: $type)*) $(-> $out)? {
+            pub(crate) fn $name($this: $of $(, $arg: $type)*) $(-> $out)? {
                 match $this {
                     Self::Mmsg(engine) => engine.$name($($arg),*),
                     Self::Uring(engine) => engine.$name($($arg),*),
@@ -275,13 +182,33 @@ dispatch! {
     fn now(self: &Self) -> Instant;
     fn is_within_round(self: &mut Self) -> bool;
     fn end_batch(self: &mut Self);
-    fn split<'a>(self: &'a mut Self, summary: RecvSummary, bound: &'a SocketAddr) -> Parts<'a>;
     fn readiness(self: &Self) -> BorrowedFd<'_>;
     fn recv_capacity(self: &Self) -> usize;
     fn queued_max(self: &Self) -> usize;
     fn leave(self: &mut Self);
     fn discard(self: &mut Self);
     fn close(self: &mut Self);
+}
+
+impl Io {
+    /// The last batch, with the counts of `summary`, and the send paths for replies. The socket is
+    /// bound to `bound`.
+    #[inline]
+    pub(crate) fn split<'a>(&'a mut self, summary: RecvSummary, bound: &'a SocketAddr) -> Parts<'a> {
+        let (batch, replies) = match self {
+            Self::Mmsg(engine) => engine.split(summary, bound),
+            Self::Uring(engine) => engine.split(summary, bound),
+            Self::Xdp(engine) => {
+                let (batch, replies, sender) = engine.split(summary, bound);
+                return Parts { batch, replies, bypass: sender.map(Bypass::Xdp) };
+            }
+            #[cfg(test)]
+            Self::Sim(engine) => engine.split(summary, bound),
+            #[cfg(test)]
+            Self::Faulty(engine) => engine.split(summary, bound),
+        };
+        Parts { batch, replies, bypass: None }
+    }
 }
 
 /// Locks the state of an engine for tests. Only the lane's own thread locks it: if the lock is

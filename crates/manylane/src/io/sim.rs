@@ -28,9 +28,10 @@ use manylane_sys::mmsg::{Message, SendOptions, SendRing, Totals};
 
 pub(crate) use self::network::{Network, Packet, Sent};
 use super::batch::{Batch, Origin};
+use super::lane_io::LaneIo;
 use super::messages::Messages;
 use super::socket_queue::{RecvMessages, SKB_TRUESIZE_MIN, SocketQueue};
-use super::{Capabilities, Io, LaneIo, NewLane, Parts, RecvSummary, Replies, SocketEngine, Transport, lock};
+use super::{Capabilities, EngineShared, Io, NewLane, RecvSummary, Replies, SocketEngine, Transport, lock};
 use crate::counters::{Count, LaneId};
 use crate::error::{Error, Result};
 use crate::lane_shared::LaneShared;
@@ -74,7 +75,9 @@ impl SocketEngine for Sim {
         let queue = SocketQueue::new(Arc::clone(lane), caps.batch, config.drop_policy, None);
         Ok(Io::Sim(SimIo { queue, recv, send, caps }))
     }
+}
 
+impl EngineShared for Sim {
     fn shut_down(&self, lane: LaneId) {
         self.of_lane(lane.0 as usize).leave();
     }
@@ -162,6 +165,18 @@ impl SimIo {
     fn network(&self) -> MutexGuard<'_, Network> {
         lock(&self.recv.network)
     }
+
+    /// See [`Io::split`](super::Io::split).
+    pub(super) fn split<'a>(
+        &'a mut self,
+        summary: RecvSummary,
+        bound: &'a SocketAddr,
+    ) -> (Batch<'a>, Replies<'a>) {
+        let origin = Origin::Messages(Messages::Sim(&self.recv.buffers), &self.recv.ancillary);
+        let transport = Transport::Sim(&self.recv.network);
+        let replies = Replies { queue: self.send.batch(), transport };
+        (Batch::new(origin, bound, summary), replies)
+    }
 }
 
 impl LaneIo for SimIo {
@@ -198,13 +213,6 @@ impl LaneIo for SimIo {
 
     fn now(&self) -> Instant {
         self.network().clock()
-    }
-
-    fn split<'a>(&'a mut self, summary: RecvSummary, bound: &'a SocketAddr) -> Parts<'a> {
-        let origin = Origin::Messages(Messages::Sim(&self.recv.buffers), &self.recv.ancillary);
-        let transport = Transport::Sim(&self.recv.network);
-        let replies = Replies { queue: self.send.batch(), transport };
-        Parts { batch: Batch::new(origin, bound, summary), replies, bypass: None }
     }
 
     fn readiness(&self) -> BorrowedFd<'_> {

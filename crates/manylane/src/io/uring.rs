@@ -64,11 +64,12 @@ use manylane_sys::uring::{UringOptions, UringRecv};
 
 use super::batch::{Batch, Origin};
 use super::kernel_socket::needs_ancillary;
+use super::lane_io::LaneIo;
 use super::messages::Messages;
 use super::mmsg::MmsgIo;
 use super::orphaned_sockets::OrphanedSockets;
 use super::socket_queue::RecvMessages;
-use super::{Capabilities, Io, LaneIo, NewLane, Parts, RecvSummary, SocketEngine};
+use super::{Capabilities, EngineShared, NewLane, RecvSummary, Replies};
 use crate::config::Config;
 use crate::counters::{Cells, Count};
 use crate::error::{Error, Result};
@@ -92,11 +93,7 @@ const SOCKET: u64 = 2;
 #[derive(Default)]
 pub(super) struct UringEngine(Mutex<Weak<OrphanedSockets>>);
 
-impl SocketEngine for UringEngine {
-    fn new_lane(self: Arc<Self>, new: NewLane<'_>) -> Result<Io> {
-        UringIo::new(new, OrphanedSockets::of_lanes(&self.0)).map(Io::Uring)
-    }
-}
+impl EngineShared for UringEngine {}
 
 /// One lane of engine `uring`.
 pub(crate) struct UringIo {
@@ -190,7 +187,8 @@ fn forbidden_by(set: &str) -> String {
 }
 
 impl UringIo {
-    fn new(new: NewLane<'_>, orphaned: Arc<OrphanedSockets>) -> Result<Self> {
+    pub(super) fn new(engine: &UringEngine, new: NewLane<'_>) -> Result<Self> {
+        let orphaned = OrphanedSockets::of_lanes(&engine.0);
         let ring = Some(UringRing::new(new.config, new.caps)?);
         Ok(Self { ring, socket: MmsgIo::new(new)?, readiness: None, orphaned })
     }
@@ -222,6 +220,18 @@ impl UringIo {
             self.readiness = ring.into_readiness();
         }
     }
+
+    /// See [`Io::split`](super::Io::split).
+    #[inline]
+    pub(super) fn split<'a>(
+        &'a mut self,
+        summary: RecvSummary,
+        bound: &'a SocketAddr,
+    ) -> (Batch<'a>, Replies<'a>) {
+        let (batch, replies) = self.socket.split(summary, bound);
+        let origin = self.ring.as_ref().and_then(UringRing::origin);
+        (origin.map_or(batch, |origin| Batch::new(origin, bound, summary)), replies)
+    }
 }
 
 impl LaneIo for UringIo {
@@ -250,15 +260,6 @@ impl LaneIo for UringIo {
     fn end_batch(&mut self) {
         if let Some(ring) = &mut self.ring {
             ring.is_current = false;
-        }
-    }
-
-    #[inline]
-    fn split<'a>(&'a mut self, summary: RecvSummary, bound: &'a SocketAddr) -> Parts<'a> {
-        let parts = self.socket.split(summary, bound);
-        match self.ring.as_ref().and_then(UringRing::origin) {
-            Some(origin) => Parts { batch: Batch::new(origin, bound, summary), ..parts },
-            None => parts,
         }
     }
 

@@ -7,11 +7,13 @@ use aya::maps::{Array, LpmTrie, Map, MapData, PerCpuArray, PerCpuValues};
 use aya::util::nr_cpus;
 use manylane_bpf::abi;
 
-use super::SocketIndex;
 use crate::counters::FilterDrops;
 use crate::error::{Error, Result};
 use crate::filter::{Filter, Prefix, Rule};
 use crate::io::bpf_error::bpf_error;
+
+/// A socket's index on a device.
+pub(crate) type SocketIndex = u32;
 
 /// The maps of one device's program.
 pub(crate) struct FilterMaps {

@@ -1,5 +1,5 @@
 //! Control of the XDP side of one socket: its devices, and the addresses that lead to it, kept
-//! current. `queues.rs` assigns queues to lanes.
+//! current. `queues.rs` assigns queues to lanes; `state.rs` has the list of them.
 //!
 //! | event | what happens |
 //! |---|---|
@@ -18,16 +18,15 @@
 
 mod engine;
 mod queues;
+mod state;
 
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use manylane_sys::device as sys;
-use manylane_sys::xsk;
 
-use self::queues::State;
+use self::state::State;
 use super::checks;
 use super::device::{AttachMode, Device};
 use super::mailbox::Mailbox;
@@ -37,7 +36,7 @@ use crate::capture::tap::Tap;
 use crate::config::{Config, XdpOptions};
 use crate::counters::LaneId;
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::SocketEngine;
+use crate::io::EngineShared;
 use crate::io::filter::{FilterHandle, SocketIndex};
 
 /// Size of a frame of the UMEM, and the kernel's headroom at its start (`XDP_PACKET_HEADROOM`), in
@@ -322,10 +321,4 @@ impl Drop for XdpControl {
     fn drop(&mut self) {
         self.close();
     }
-}
-
-/// Frames that the kernel dropped at an XSK.
-pub(super) fn xsk_dropped(xsk: &std::os::fd::OwnedFd) -> u64 {
-    // Cannot fail for an open socket.
-    xsk::statistics(xsk.as_fd()).map_or(0, |seen| seen.dropped())
 }

@@ -30,7 +30,6 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::io::bpf_error::bpf_error;
 use crate::io::filter::maps::FilterMaps;
 use crate::io::filter::{SharedFilterMaps, SocketIndex};
-use crate::port_owner;
 use crate::vlan::Vlan;
 
 /// A device with the XDP program, until the last socket that uses it is gone.
@@ -96,28 +95,6 @@ impl DeviceMaps {
 }
 
 impl Device {
-    /// The device `index` of the calling thread's namespace, with the program attached. `locals`
-    /// is the namespace's local state, `longest` the longest frame that an XSK accepts, `sources`
-    /// the number that limits keep state for. If `waits`, waits for an earlier program of this
-    /// process to be detached; otherwise the device then counts as in use.
-    pub(crate) fn open(
-        index: u32,
-        attach: AttachMode,
-        locals: &LocalState,
-        longest: u32,
-        sources: u32,
-        waits: bool,
-    ) -> Result<Arc<Self>> {
-        registry::find_or_open(index, |was_open_before| {
-            // A child process between fork and exec has a copy of the link's descriptor.
-            let timeout =
-                if waits && was_open_before { port_owner::HANDOVER_TIMEOUT } else { Duration::ZERO };
-            checks::check_device(index, attach, locals)?;
-            let device = Self::load(index, attach, longest, sources, timeout)?;
-            Ok(Self { was_open_before, ..device })
-        })
-    }
-
     fn load(index: u32, attach: AttachMode, longest: u32, sources: u32, timeout: Duration) -> Result<Self> {
         let asking = |err| Error::system(format!("querying device {index}"), err);
         let name = sys::name(index).map_err(asking)?;

@@ -37,9 +37,11 @@ use manylane_wire::rx_hint;
 pub(crate) use control::XdpControl;
 
 use self::lane_queues::LaneQueues;
+use self::send::XdpSender;
 use super::batch::{Batch, Origin};
+use super::lane_io::LaneIo;
 use super::mmsg::MmsgIo;
-use super::{Capabilities, LaneIo, NewLane, Parts, RecvSummary};
+use super::{Capabilities, NewLane, RecvSummary, Replies};
 use crate::config::{Config, XdpOptions};
 use crate::counters::Count;
 use crate::drop_policy::DropPolicy;
@@ -102,7 +104,7 @@ pub(crate) struct XdpIo {
 }
 
 impl XdpIo {
-    fn new(control: Arc<XdpControl>, new: NewLane<'_>) -> Result<Self> {
+    pub(super) fn new(control: Arc<XdpControl>, new: NewLane<'_>) -> Result<Self> {
         let (lane, drop_policy) = (Arc::clone(new.lane), new.config.drop_policy);
         let companion = MmsgIo::new(new)?;
         let queues = LaneQueues::new(control, lane.id, lane.fd.as_fd())?;
@@ -119,6 +121,19 @@ impl XdpIo {
             cells.add(Count::DeliveredByXdp, summary.datagrams as u64);
         }
         summary
+    }
+
+    /// See [`Io::split`](super::Io::split).
+    #[inline]
+    pub(super) fn split<'a>(
+        &'a mut self,
+        summary: RecvSummary,
+        bound: &'a SocketAddr,
+    ) -> (Batch<'a>, Replies<'a>, Option<XdpSender<'a>>) {
+        let (batch, replies) = self.companion.split(summary, bound);
+        let (frames, sender) = self.queues.split();
+        let batch = frames.map_or(batch, |frames| Batch::new(Origin::Frames(frames), bound, summary));
+        (batch, replies, sender)
     }
 }
 
@@ -178,14 +193,6 @@ impl LaneIo for XdpIo {
 
     fn end_batch(&mut self) {
         self.queues.end_batch();
-    }
-
-    #[inline]
-    fn split<'a>(&'a mut self, summary: RecvSummary, bound: &'a SocketAddr) -> Parts<'a> {
-        let Parts { batch, replies, .. } = self.companion.split(summary, bound);
-        let (frames, sender) = self.queues.split();
-        let batch = frames.map_or(batch, |frames| Batch::new(Origin::Frames(frames), bound, summary));
-        Parts { batch, replies, bypass: sender.map(Into::into) }
     }
 
     fn readiness(&self) -> BorrowedFd<'_> {

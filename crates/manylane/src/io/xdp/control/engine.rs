@@ -8,19 +8,14 @@ use manylane_policy::rx_coalesce;
 use manylane_sys::xsk;
 
 use super::XdpControl;
-use super::queues::AssignedQueue;
+use super::state::AssignedQueue;
 use crate::counters::LaneId;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::filter::{FilterHandle, SocketIndex};
-use crate::io::xdp::XdpIo;
 use crate::io::xdp::device::Device;
-use crate::io::{Io, NewLane, SocketEngine, XdpQueue};
+use crate::io::{EngineShared, XdpQueue};
 
-impl SocketEngine for XdpControl {
-    fn new_lane(self: Arc<Self>, new: NewLane<'_>) -> Result<Io> {
-        XdpIo::new(self, new).map(Io::Xdp)
-    }
-
+impl EngineShared for XdpControl {
     fn start(&self) -> Result<()> {
         let mut state = self.state();
         let (lanes, queues) = (state.lane_count(), state.queue_count());

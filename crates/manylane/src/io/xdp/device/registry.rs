@@ -3,12 +3,16 @@
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 use manylane_sys::errno::ENOPROTOOPT;
 use manylane_sys::netns;
 
-use super::Device;
+use super::{AttachMode, Device};
 use crate::error::{Error, Result};
+use crate::io::xdp::checks;
+use crate::io::xdp::route::LocalState;
+use crate::port_owner;
 
 /// Devices that are open in this process, and those that were open in the namespaces used last:
 /// namespace, index, device. A device that got the index of an earlier one in its namespace is
@@ -40,9 +44,33 @@ impl Namespace {
     }
 }
 
+impl Device {
+    /// The device `index` of the calling thread's namespace, with the program attached. `locals`
+    /// is the namespace's local state, `longest` the longest frame that an XSK accepts, `sources`
+    /// the number that limits keep state for. If `waits`, waits for an earlier program of this
+    /// process to be detached; otherwise the device then counts as in use.
+    pub(crate) fn open(
+        index: u32,
+        attach: AttachMode,
+        locals: &LocalState,
+        longest: u32,
+        sources: u32,
+        waits: bool,
+    ) -> Result<Arc<Self>> {
+        find_or_open(index, |was_open_before| {
+            // A child process between fork and exec has a copy of the link's descriptor.
+            let timeout =
+                if waits && was_open_before { port_owner::HANDOVER_TIMEOUT } else { Duration::ZERO };
+            checks::check_device(index, attach, locals)?;
+            let device = Self::load(index, attach, longest, sources, timeout)?;
+            Ok(Self { was_open_before, ..device })
+        })
+    }
+}
+
 /// The device `index` of the calling thread's namespace, if it is open in this process; otherwise
 /// what `open` returns, which is told whether it was open before.
-pub(super) fn find_or_open(index: u32, open: impl FnOnce(bool) -> Result<Device>) -> Result<Arc<Device>> {
+fn find_or_open(index: u32, open: impl FnOnce(bool) -> Result<Device>) -> Result<Arc<Device>> {
     let namespace =
         Namespace::current().map_err(|err| Error::system("identifying the network namespace", err))?;
     let mut all = OPEN_DEVICES.lock().unwrap_or_else(PoisonError::into_inner);

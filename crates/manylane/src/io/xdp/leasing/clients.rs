@@ -18,7 +18,7 @@ use manylane_sys::process;
 use manylane_sys::unix_socket::{self, PeerProcess};
 
 use super::Lessor;
-use super::connection::{Client, ReceivedRequest, RequestedSocket, User};
+use super::connection::{Client, PendingClient, ReceivedRequest, User};
 
 /// Maximum number of pending connections; the oldest is dropped for a new one.
 const PENDING_MAX: usize = 64;
@@ -29,14 +29,6 @@ const DESCRIPTORS_PART: usize = 4;
 const ACCEPT_BATCH_MAX: usize = 16;
 /// Time limit for the request, and for waiting until the queues of an earlier lease are free.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// A client without a lease yet.
-pub(super) struct PendingClient {
-    client: Client,
-    since: Instant,
-    /// The socket that it requests queues for.
-    socket: Option<RequestedSocket>,
-}
 
 impl Lessor {
     /// Accepts connections, as many as leave descriptors for everything else.

@@ -84,6 +84,14 @@ enum Job {
     Close(Arc<CountedFd>),
 }
 
+/// A client without a lease yet.
+pub(super) struct PendingClient {
+    pub(super) client: Client,
+    pub(super) since: Instant,
+    /// The socket that it requests queues for.
+    pub(super) socket: Option<RequestedSocket>,
+}
+
 /// A request whose socket has been received.
 pub(super) struct ReceivedRequest {
     pub(super) client: Client,

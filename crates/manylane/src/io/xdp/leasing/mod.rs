@@ -8,7 +8,7 @@
 //! | its request is read ([`connection`]) | separate threads receive its descriptors, because closing them can block | the request waits; while clients use a quarter of the open files, none is accepted |
 //! | the request is checked ([`Message::Request`](manylane_ipc::lease::Message::Request)) | the kernel reports where its socket is bound, and that it is alone there | refused: no device has the address, another process has the queues, or two sockets are bound |
 //! | queues ([`devices`]) | opened anew for each process (`manylane_sys::xsk::LeasedQueue`), with a socket for each lease | the queue is left out: its frames go to the kernel |
-//! | the port ([`lease`]) | in the XDP programs from [`Message::Open`](manylane_ipc::lease::Message::Open) to [`Message::Close`](manylane_ipc::lease::Message::Close) | refused: the kernel goes on serving it |
+//! | the port ([`lifecycle`]) | in the XDP programs from [`Message::Open`](manylane_ipc::lease::Message::Open) to [`Message::Close`](manylane_ipc::lease::Message::Close) | refused: the kernel goes on serving it |
 //! | a device is removed, becomes part of another one, or gets parts | the XDP program is detached, and lanes send by their kernel sockets | the device is not used again before the next start |
 //! | next hops ([`peers`]) | queried from the kernel (`route`), entered in the table of the lease's lanes (`manylane_ipc::next_hops`) | not entered: lanes send by their kernel socket |
 //! | the end of a lease | its last holder closed it or was killed, its socket was closed, or it sent an invalid message | the port is removed first, then the rings are reclaimed |
@@ -22,6 +22,7 @@ mod clients;
 mod connection;
 mod devices;
 mod lease;
+mod lifecycle;
 mod peers;
 mod rings;
 #[cfg(test)]
@@ -38,9 +39,8 @@ use manylane_sys::bound_sockets::BoundSockets;
 use manylane_sys::epoll::Epoll;
 use manylane_sys::netns;
 
-use self::clients::PendingClient;
-use self::connection::CloserThreads;
-use self::devices::{LeasedDevice, attach};
+use self::connection::{CloserThreads, PendingClient};
+use self::devices::{LeasedDevice, Member, attach};
 use self::lease::Lease;
 pub use self::rings::{LeasedRing, LeasedRings};
 use super::route::Routes;
@@ -231,6 +231,23 @@ impl Lessor {
             }
         }
         any
+    }
+
+    /// Records the fill levels of the rings for [`LeasedRings`].
+    fn sample_rings(&self) {
+        let ring = |lease: &Lease, member: &Member| {
+            let leased = self.devices.iter().find(|leased| leased.device.index == member.params.ifindex)?;
+            Some(LeasedRing {
+                socket: lease.addr,
+                device: leased.device.name.clone(),
+                queue: member.params.queue,
+                waiting: member.view.rx_pending(),
+                entries: member.params.ring_size,
+                dropped: member.view.statistics().map_or(0, |seen| seen.rx_ring_full + seen.rx_dropped),
+            })
+        };
+        let of = |lease| move |member| ring(lease, member);
+        self.rings.replace(self.leases.iter().flat_map(|lease| lease.members.iter().filter_map(of(lease))));
     }
 
     /// Applies changes of the machine's devices and addresses. A device that may no longer be used

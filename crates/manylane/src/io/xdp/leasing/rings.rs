@@ -3,10 +3,6 @@
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::Lessor;
-use super::devices::Member;
-use super::lease::Lease;
-
 /// Fill level and drops of the receive ring of a leased queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -36,28 +32,9 @@ impl LeasedRings {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn replace(&self, rings: impl Iterator<Item = LeasedRing>) {
+    pub(super) fn replace(&self, rings: impl Iterator<Item = LeasedRing>) {
         let mut there = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         there.clear();
         there.extend(rings);
-    }
-}
-
-impl Lessor {
-    /// Records the fill levels of the rings for [`LeasedRings`].
-    pub(super) fn sample_rings(&self) {
-        let ring = |lease: &Lease, member: &Member| {
-            let leased = self.devices.iter().find(|leased| leased.device.index == member.params.ifindex)?;
-            Some(LeasedRing {
-                socket: lease.addr,
-                device: leased.device.name.clone(),
-                queue: member.params.queue,
-                waiting: member.view.rx_pending(),
-                entries: member.params.ring_size,
-                dropped: member.view.statistics().map_or(0, |seen| seen.rx_ring_full + seen.rx_dropped),
-            })
-        };
-        let of = |lease| move |member| ring(lease, member);
-        self.rings.replace(self.leases.iter().flat_map(|lease| lease.members.iter().filter_map(of(lease))));
     }
 }

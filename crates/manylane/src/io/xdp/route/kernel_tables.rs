@@ -6,10 +6,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use manylane_ipc::next_hops::{NextHop, RouteKey};
 use manylane_sys::device::LOOPBACK_IFINDEX;
 
+use super::changes::{Change, LocalState};
 use super::netlink::RouteQuery;
 use super::rtnetlink::{KernelUpdate, LinkUpdate, LocalAddr, Neighbour, Route};
 use super::table::{Entry, NeighbourKey, Writer};
-use super::{Change, LocalState};
 
 /// Maximum number of neighbours. The kernel keeps 1,024 by default (`gc_thresh3`), not counting
 /// permanent ones.

@@ -20,20 +20,21 @@
 //! Processing that the kernel does after routing is not applied to what a lane sends: netfilter,
 //! traffic control, IPsec. Routing rules on ports or marks are not applied either.
 
+mod changes;
 mod kernel_tables;
 mod netlink;
 mod queries;
 mod rtnetlink;
+mod shared;
 mod table;
 #[cfg(test)]
 pub(super) mod tests;
 mod worker;
 
-use std::io::{self, Write};
-use std::net::{IpAddr, Ipv4Addr};
-use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
@@ -41,41 +42,15 @@ use manylane_ipc::next_hops::{NextHop, RouteKey};
 use manylane_sys::errno::EAFNOSUPPORT;
 use manylane_wire::datagram::{AddrPair, Datagram};
 
+pub(crate) use self::changes::{Change, LocalState};
 use self::queries::{QueryQueue, RecentQueries};
-use self::table::{Table, Writer};
+use self::shared::{ChangeListener, Shared, epoch_of, lock, stamp_of};
+use self::table::Table;
 use self::worker::{REFRESH_INTERVAL, Worker};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Time limit for the end of the thread. It ends at once unless a watcher blocks it.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// A change in the namespace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Change {
-    /// The local addresses have changed.
-    Addresses,
-    /// A device was added, went up or down, gained or lost its carrier (`up`), became or ceased to
-    /// be a part of another one, or is gone.
-    Link { ifindex: u32, up: bool, gone: bool },
-    /// An interval has passed, or a refresh was requested: state without events may have changed.
-    Refresh,
-}
-
-/// Local state of the namespace.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct LocalState {
-    /// Addresses that the kernel delivers, with their device: on devices that are up, and not
-    /// tentative.
-    pub(crate) addresses: Vec<(u32, IpAddr)>,
-    /// Broadcast addresses.
-    pub(crate) broadcasts: Vec<Ipv4Addr>,
-    /// Devices that are part of another one, with that one: a bridge, bond, team or VRF.
-    pub(crate) masters: Vec<(u32, u32)>,
-    /// VRFs.
-    pub(crate) vrfs: Vec<u32>,
-    /// Devices that are up, except loopback.
-    pub(crate) up: Vec<u32>,
-}
 
 /// The id of the XDP program on a device of the calling thread's namespace, if there is one and
 /// the kernel reports it.
@@ -83,47 +58,10 @@ pub(crate) fn xdp_program_id(ifindex: u32) -> Option<u32> {
     netlink::QuerySocket::open().and_then(|mut questions| questions.xdp_program_id(ifindex)).ok().flatten()
 }
 
-type ChangeListener = Box<dyn Fn(&Change) + Send>;
-
 /// The kernel's tables of one network namespace, kept current.
 pub(crate) struct Routes {
     shared: Arc<Shared>,
     thread: Thread,
-}
-
-/// State shared between the thread, the lanes and the [`Routes`].
-struct Shared {
-    table: Arc<Table>,
-    clock: Clock,
-    /// The thread sleeps, or is about to, until it is woken.
-    is_asleep: AtomicBool,
-    stop: AtomicBool,
-    /// The watchers are to be notified of a refresh at once.
-    refresh_requested: AtomicBool,
-    /// A byte written here wakes the thread, which watches the other end.
-    wake: UnixStream,
-    woken: UnixStream,
-    has_exited: Mutex<bool>,
-    exited: Condvar,
-    /// Query queues of the lanes. The queue of a closed lane is gone.
-    queues: Mutex<Vec<Weak<QueryQueue>>>,
-    local_state: Mutex<LocalState>,
-    listeners: Mutex<Vec<ChangeListener>>,
-}
-
-/// Two counters in one word. The upper half has the epoch (16 bits), by which entries age. The
-/// lower half has a stamp that changes whenever queries are worth repeating.
-///
-/// The lanes read it once per batch, and it is rarely written, so it has its own cache lines.
-#[repr(align(128))]
-struct Clock(AtomicU64);
-
-fn epoch_of(clock: u64) -> u16 {
-    (clock >> 32) as u16
-}
-
-fn stamp_of(clock: u64) -> u32 {
-    clock as u32
 }
 
 impl Routes {
@@ -208,38 +146,6 @@ impl Drop for Routes {
             }
         }
     }
-}
-
-impl Shared {
-    fn new(table: &Writer, locals: LocalState) -> io::Result<Self> {
-        let (wake, woken) = UnixStream::pair()?;
-        wake.set_nonblocking(true)?;
-        woken.set_nonblocking(true)?;
-        Ok(Self {
-            table: Arc::clone(table.table()),
-            // Not 0, the stamp of slots that were never used.
-            clock: Clock(AtomicU64::new(1)),
-            is_asleep: AtomicBool::new(false),
-            stop: AtomicBool::new(false),
-            refresh_requested: AtomicBool::new(false),
-            wake,
-            woken,
-            has_exited: Mutex::new(false),
-            exited: Condvar::new(),
-            queues: Mutex::default(),
-            local_state: Mutex::new(locals),
-            listeners: Mutex::default(),
-        })
-    }
-
-    /// Wakes the thread. If the write fails, the pipe is full of wake-ups already.
-    fn wake(&self) {
-        let _ = (&self.wake).write(&[0]);
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A lane's view of the table.

@@ -4,6 +4,7 @@ mod changes;
 mod neighbours;
 
 use std::net::{IpAddr, UdpSocket};
+use std::sync::Mutex;
 use std::time::Instant;
 use std::{fs, thread};
 

@@ -10,11 +10,12 @@ use manylane_ipc::next_hops::RouteKey;
 use manylane_sys::epoll::Epoll;
 use manylane_sys::errno::{EBADMSG, ENOBUFS};
 
+use super::changes::Change;
 use super::kernel_tables::{Effects, KernelTables};
 use super::netlink::{EventSocket, QUERIES_MAX, QuerySocket, RouteQuery};
 use super::queries::QueryQueue;
+use super::shared::{Shared, epoch_of, lock, stamp_of};
 use super::table::Writer;
-use super::{Change, Shared, epoch_of, lock, stamp_of};
 
 /// Interval after which entries in use are queried again.
 pub(super) const REFRESH_INTERVAL: Duration = Duration::from_secs(4);

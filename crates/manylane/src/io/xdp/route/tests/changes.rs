@@ -1,6 +1,7 @@
 //! Routes, devices and addresses that change while lanes query.
 
-use std::sync::mpsc;
+use std::net::Ipv4Addr;
+use std::sync::{Mutex, mpsc};
 
 use super::*;
 

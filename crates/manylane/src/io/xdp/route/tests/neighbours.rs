@@ -1,5 +1,7 @@
 //! Next hops by the neighbours that the kernel finds, loses and forgets.
 
+use std::net::Ipv4Addr;
+
 use super::*;
 
 #[test]

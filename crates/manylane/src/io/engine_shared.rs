@@ -1,4 +1,4 @@
-//! Shared state of the engine of a socket's lanes.
+//! What the lanes of a socket share of their engine.
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -7,19 +7,16 @@ use std::time::Duration;
 
 use manylane_sys::map::SharedWords;
 
+use super::Capabilities;
 use super::filter::FilterHandle;
-use super::{Capabilities, Io};
 use crate::config::Config;
 use crate::counters::LaneId;
 use crate::error::Result;
 use crate::lane_shared::LaneShared;
 
-/// Shared state of the engine of a socket's lanes. Lanes call it when they open and close, and
+/// What the lanes of a socket share of their engine. Lanes call it when they open and close, and
 /// other threads at any time. The defaults are for an engine that shares nothing.
-pub(crate) trait SocketEngine: Send + Sync {
-    /// Makes the engine of one lane.
-    fn new_lane(self: Arc<Self>, new: NewLane<'_>) -> Result<Io>;
-
+pub(crate) trait EngineShared: Send + Sync {
     /// Sets the engine's own options of a kernel socket. Called once for each socket, and not for a
     /// parked one that serves another lane: the process may have dropped its privileges by then.
     fn set_options(&self, _config: &Config, _socket: BorrowedFd<'_>) -> Result<()> {
