@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Runs a server for bench-run.py, alone or under `manylane run`, and measures its cost."""
 
+import functools
 import json
 import os
 import signal
@@ -67,6 +68,14 @@ def idle_ns():
     return (fields[3] + fields[4] + fields[7]) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
+@functools.cache
+def report_option(program):
+    """The option of `run` that names the file of the report. Earlier builds have `--json FILE`."""
+    command = [program, "run", "--help"]
+    text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return "--json-file" if "--json-file" in text else "--json"
+
+
 class Running:
     """A server that serves."""
 
@@ -79,7 +88,7 @@ class Running:
         command = self.server.command()
         if how is not None:
             program, *options = how
-            command = [program, "run", "--quiet", "--json-file", self.report, *options, "--", *command]
+            command = [program, "run", "--quiet", report_option(program), self.report, *options, "--", *command]
         self.log = os.path.join(folder, "log")
         with open(self.log, "w") as log:
             self.child = leftovers.popen(

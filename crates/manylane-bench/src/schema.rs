@@ -1,5 +1,5 @@
-//! The documents that `--json` prints. A reader may rely on every field here for as long as the
-//! number at the end of the schema's name stays the same.
+//! The documents that `--json` prints. From the first release on, a reader may rely on every field
+//! here for as long as the number at the end of the schema's name stays the same.
 
 mod batch;
 mod churn;

@@ -2,13 +2,13 @@
 
 use std::sync::atomic::Ordering;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, bail};
 use manylane_lab::state::State;
 use manylane_lab::{self as lab, LabDocument, LabSettings, Paper, Scale, report, table};
 
 use crate::args::{LabArgs, LabPaper};
 use crate::bench::{Bar, write};
-use crate::output;
+use crate::output::{self, UsageError};
 use crate::progress::Progress;
 
 /// Runs the lab.
@@ -25,8 +25,7 @@ pub(crate) fn run(args: &LabArgs) -> Result<()> {
         LabPaper::All => Paper::ALL.to_vec(),
     };
     let settings = LabSettings::new(output::command_line(), &papers, args.parts.clone(), scale(args));
-    let parts = settings.selected_parts();
-    ensure!(!parts.is_empty(), "unknown part {}: see --list", args.parts.join(","));
+    let parts = settings.selected_parts().map_err(|err| UsageError(err.to_string()))?;
     if args.list {
         let names: Vec<String> = parts.into_iter().map(|(_, part)| part.id + "\n").collect();
         return output::print(&names.concat());
@@ -75,7 +74,7 @@ fn run_parts(state: &mut State, args: &LabArgs) -> Result<LabDocument> {
     controller.progress = Progress::bar();
     match done {
         Err(_) if controller.stop.load(Ordering::Relaxed) => {
-            let all = state.settings().selected_parts().len();
+            let all = state.settings().selected_parts()?.len();
             bail!(
                 "stopped: {} of {all} parts are done and saved; to continue, repeat the command with --resume {}{}",
                 state.done_parts(),

@@ -52,7 +52,7 @@ pub mod table;
 
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use manylane_bench::{Controller, check_stop};
 use manylane_measure::Document;
 
@@ -133,14 +133,22 @@ impl Paper {
 
 impl LabSettings {
     /// The parts of the run, in order.
-    #[must_use]
-    pub fn selected_parts(&self) -> Vec<(Paper, Part)> {
-        let all = self.papers.iter().flat_map(|&paper| {
+    ///
+    /// # Errors
+    /// Fails if one of the texts is empty, or in the name of no part.
+    pub fn selected_parts(&self) -> Result<Vec<(Paper, Part)>> {
+        let parts = self.papers.iter().flat_map(|&paper| {
             (paper.experiments().parts)(&self.scale).into_iter().map(move |part| (paper, part))
         });
-        let wanted =
-            |part: &Part| self.parts.is_empty() || self.parts.iter().any(|text| part.id.contains(text));
-        all.filter(|(_, part)| wanted(part)).collect()
+        let mut parts: Vec<_> = parts.collect();
+        for text in &self.parts {
+            let is_known = !text.is_empty() && parts.iter().any(|(_, part)| part.id.contains(text));
+            ensure!(is_known, "unknown part {text:?}: see --list");
+        }
+        parts.retain(|(_, part)| {
+            self.parts.is_empty() || self.parts.iter().any(|text| part.id.contains(text))
+        });
+        Ok(parts)
     }
 }
 
@@ -151,11 +159,10 @@ pub type LabDocument = Document<LabSettings, Row>;
 /// the reason. Only a stop ends the run, and leaves the state as it is.
 ///
 /// # Errors
-/// Fails if it is stopped, or the state cannot be written.
+/// Fails if it is stopped, a part is unknown, or the state cannot be written.
 pub fn run(state: &mut State, controller: &mut dyn Controller) -> Result<LabDocument> {
     let settings = state.settings().clone();
-    let parts = settings.selected_parts();
-    anyhow::ensure!(!parts.is_empty(), "unknown part {}: see --list", settings.parts.join(","));
+    let parts = settings.selected_parts()?;
     let mut places = Setups::new(settings.scale.clone());
     for (index, (paper, part)) in parts.iter().enumerate() {
         if state.has(&part.id) {
@@ -197,7 +204,7 @@ mod tests {
     fn part_and_table_names_are_unique() {
         for scale in [Scale::quick(), Scale::full()] {
             let settings = LabSettings::new(String::new(), &Paper::ALL, Vec::new(), scale.clone());
-            let parts = settings.selected_parts();
+            let parts = settings.selected_parts().unwrap();
             let names: HashSet<&str> = parts.iter().map(|(_, part)| part.id.as_str()).collect();
             assert_eq!(names.len(), parts.len());
             for (paper, part) in &parts {

@@ -16,7 +16,7 @@ use crate::row::{FAILED_TABLE, Row};
 use crate::settings::LabSettings;
 
 /// Identifies the first line.
-const SCHEMA: &str = "manylane.lab.state.v1";
+const SCHEMA: &str = "manylane.lab.state.v2";
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Header {

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use manylane::control::ControlSocket;
 use manylane::{Engine, Filter, MetricsPort};
-use manylane_ipc::ports::PORTS_ENV_VAR;
+use manylane_ipc::ports::{PORTS_ENV_VAR, PortRanges};
 use manylane_ipc::settings::LANES_MAX;
 use manylane_sys::process::{self, Signals};
 
@@ -136,7 +136,8 @@ fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
     Ok(exit_as(end))
 }
 
-/// Checks options that depend on each other, before anything is created. Returns the filter.
+/// Checks options that depend on each other, and the ports in the environment, before anything is
+/// created. Returns the filter.
 fn check(args: &RunArgs) -> Result<Filter> {
     let filter = args.common.filter.to_filter()?;
     if lessor::is_requested(args) {
@@ -148,6 +149,13 @@ fn check(args: &RunArgs) -> Result<Filter> {
     ensure!(args.common.engine != Some(Engine::Uring), "engine uring is not for programs: use mmsg or xdp");
     if let Some(lanes) = args.common.lanes {
         ensure!(lanes <= LANES_MAX, "--lanes {lanes}: a socket of a program has at most {LANES_MAX} lanes");
+    }
+    if args.ports.is_none()
+        && let Some(value) = env::var_os(PORTS_ENV_VAR).filter(|value| !value.is_empty())
+    {
+        let value = value.to_string_lossy();
+        let ports = value.parse::<PortRanges>();
+        ports.with_context(|| format!("invalid {PORTS_ENV_VAR}={value}"))?;
     }
     Ok(filter)
 }

@@ -25,9 +25,14 @@ fn lab_lists_papers_and_rejects_unknown_ones() {
     assert_eq!(none.status.code(), Some(1));
     assert!(stderr(&none).contains("not yet available") && none.stdout.is_empty());
     assert_eq!(lab(&["nobody"], &out).output().unwrap().status.code(), Some(2));
-    let no_part = lab(&["rivera", "--parts", "nothing-like-that"], &out).output().unwrap();
-    assert_eq!(no_part.status.code(), Some(1));
-    assert!(stderr(&no_part).contains("unknown part"), "{}", stderr(&no_part));
+    for (parts, unknown) in
+        [("nothing-like-that", "nothing-like-that"), ("locks,figre4", "figre4"), ("figure4,", "")]
+    {
+        let no_part = lab(&["rivera", "--parts", parts], &out).output().unwrap();
+        assert_eq!(no_part.status.code(), Some(2), "{parts}");
+        let hint = format!("unknown part {unknown:?}: see --list");
+        assert!(stderr(&no_part).contains(&hint), "{}", stderr(&no_part));
+    }
     assert!(!out.exists(), "a state was created");
 }
 

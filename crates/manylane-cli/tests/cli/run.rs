@@ -125,6 +125,23 @@ fn too_many_port_ranges_are_an_error_before_the_program_starts() {
 }
 
 #[test]
+fn invalid_inherited_ports_are_an_error_before_the_program_starts() {
+    let run = |ports: &str, options: &[&str]| {
+        let mut command = Command::new(PROGRAM);
+        command.arg("run").args(options).args(["--", "echo", "started"]).env("MANYLANE_PORTS", ports);
+        command.output().unwrap()
+    };
+    let output = run("0-9", &[]);
+    assert_eq!(output.status.code(), Some(125), "{}", stderr(&output));
+    assert!(stderr(&output).contains("invalid MANYLANE_PORTS=0-9: expected ports"), "{}", stderr(&output));
+    assert!(output.stdout.is_empty());
+    // Empty is unset, and the option overrides the variable.
+    for output in [run("", &[]), run("53", &[]), run("0-9", &["--ports", "53"])] {
+        assert_eq!(stdout(&output), "started\n", "{}", stderr(&output));
+    }
+}
+
+#[test]
 fn run_passes_on_stdio_and_environment() {
     let mut command = Command::new(PROGRAM);
     command.args(["run", "--lanes", "3", "--ports", "53", "--rx-usecs", "70", "--engine", "mmsg"]);

@@ -3,6 +3,7 @@
 //! answered once and correctly, and the document is complete.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -60,14 +61,14 @@ fn python(sandbox: &Sandbox, words: &[&str]) -> Command {
 }
 
 /// The document of one round of two samples, each a tenth of a second long.
-fn measure(sandbox: &Sandbox, servers: &[&str]) -> Value {
+fn measure(sandbox: &Sandbox, servers: &[&str], options: &[&str]) -> Value {
     let (script, rate) = (scripts().join("bench-run.py"), RATE.to_string());
     let mut bench =
         python(sandbox, &[script.to_str().unwrap(), "--manylane", env!("CARGO_BIN_EXE_manylane")]);
     bench.args(["--rounds", "1", "--samples", "2", "--seconds", "0.1", "--warm-up", "0.1", "--flows", "16"]);
     // Long enough even if other processes keep the CPUs busy.
     bench.args(["--rate", &rate, "--timeout", "10s"]);
-    bench.args(servers.iter().flat_map(|server| ["--server", server]));
+    bench.args(servers.iter().flat_map(|server| ["--server", server])).args(options);
     let Output { status, stdout, stderr } = bench.output().unwrap();
     assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));
     serde_json::from_slice(&stdout).unwrap()
@@ -84,7 +85,7 @@ fn check_all_answered(test: &str, are_meant: fn(&str) -> bool) {
     if servers.is_empty() {
         return;
     }
-    let document = measure(&Sandbox::new(test), &servers);
+    let document = measure(&Sandbox::new(test), &servers, &[]);
     assert_eq!(document["schema"], "manylane.bench.run.v1");
     assert!(document["machine"].is_object() && document["settings"].is_object(), "{document}");
     let rows = document["rows"].as_array().unwrap();
@@ -135,6 +136,36 @@ fn loopback_bench_of_scripts() {
 #[test]
 fn loopback_bench_of_servers_in_c() {
     check_all_answered("loopback_bench_of_servers_in_c", |name| name.starts_with("c-"));
+}
+
+/// The earlier build is a script that takes only `run --json FILE`.
+#[test]
+fn loopback_bench_of_a_build_with_the_earlier_option() {
+    const TEST: &str = "loopback_bench_of_a_build_with_the_earlier_option";
+    if !has(TEST, "python3", "python3") {
+        return;
+    }
+    let sandbox = Sandbox::new(TEST);
+    let before = sandbox.folder().join("before");
+    let program = env!("CARGO_BIN_EXE_manylane");
+    let script = format!(
+        r#"#!/bin/sh
+[ "$*" = "run --help" ] && exec echo "      --json <FILE>"
+[ "$1 $2 $3" = "run --quiet --json" ] || exit 2
+report=$4
+shift 4
+exec {program} run --quiet --json-file "$report" "$@"
+"#
+    );
+    fs::write(&before, script).unwrap();
+    fs::set_permissions(&before, fs::Permissions::from_mode(0o755)).unwrap();
+    let options = ["--before", before.to_str().unwrap()];
+    let document = measure(&sandbox, &["python-asyncio"], &options);
+    let rows = document["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 3);
+    for row in rows {
+        check_row(row);
+    }
 }
 
 /// Neither the server nor its files outlive the script, however the script ends.

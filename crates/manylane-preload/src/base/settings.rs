@@ -68,12 +68,6 @@ impl Settings {
             quota: None,
             lessor: None,
         };
-        if let Some(value) = var(PORTS_ENV_VAR).filter(|value| !value.is_empty()) {
-            settings.ports = Some(value.parse().unwrap_or_else(|error| {
-                complain(&format!("no socket gets lanes: invalid {PORTS_ENV_VAR}={value}: {error}"));
-                PortRanges::default()
-            }));
-        }
         let mut take = |name: &str, expected: &str, set: &mut dyn FnMut(&str) -> Option<()>| {
             if let Some(value) = var(name).filter(|value| !value.is_empty())
                 && set(&value).is_none()
@@ -104,6 +98,16 @@ impl Settings {
             settings.rx_coalesce = Some(Duration::from_micros(delay));
             Some(())
         });
+        // Last, because it overrides `MANYLANE_LANES`.
+        if let Some(value) = var(PORTS_ENV_VAR).filter(|value| !value.is_empty()) {
+            match value.parse() {
+                Ok(ports) => settings.ports = Some(ports),
+                Err(error) => {
+                    complain(&format!("no socket gets lanes: invalid {PORTS_ENV_VAR}={value}: {error}"));
+                    settings.lanes = 1;
+                }
+            }
+        }
         settings
     }
 
@@ -139,7 +143,8 @@ mod tests {
     fn invalid_ports_do_not_mean_all_ports() {
         let too_many = (1..=33).map(|port| port.to_string()).collect::<Vec<_>>().join(",");
         for ports in ["9-1", "0", "53;54", " ", "\u{fffd}", &too_many] {
-            let (settings, wrong) = read(&[("MANYLANE_PORTS", ports)]);
+            let (settings, wrong) = read(&[("MANYLANE_PORTS", ports), ("MANYLANE_LANES", "8")]);
+            assert_eq!(settings.lanes, 1, "{ports}");
             assert!([1, 9, 53, 65535].iter().all(|port| !settings.allows_port(*port)), "{ports}");
             assert_eq!(wrong.len(), 1, "{ports}");
             assert!(wrong[0].starts_with("no socket gets lanes: invalid MANYLANE_PORTS="), "{}", wrong[0]);
