@@ -134,29 +134,24 @@ impl<'a> Sender<'a> {
         Some(unsafe { slice::from_raw_parts_mut(packet.start, packet.payload_offset as usize) })
     }
 
-    /// The header of packet `i` for reading, even after it was sent.
-    ///
-    /// # Panics
-    /// If the batch has no such packet.
+    /// The header of packet `i` for reading, even after it was sent. None if the batch has no such
+    /// packet.
     #[inline]
     #[must_use]
-    pub fn header(&self, i: usize) -> &[u8] {
-        let packet = &self.payloads.packets[i];
+    pub fn header(&self, i: usize) -> Option<&[u8]> {
+        let packet = self.payloads.packets.get(i)?;
         // SAFETY: these bytes belong to a frame that the batch holds for `'a`, sent or not. The
         // kernel does not write to frames that it sends from, and we do only through
         // `in_place_header_mut`, which borrows `self` mutably.
-        unsafe { slice::from_raw_parts(packet.start.cast_const(), packet.payload_offset as usize) }
+        Some(unsafe { slice::from_raw_parts(packet.start.cast_const(), packet.payload_offset as usize) })
     }
 
     /// The payload of packet `i`: as set by [`Queue::find_payloads`](super::Queue::find_payloads),
-    /// or all of it.
-    ///
-    /// # Panics
-    /// If the batch has no such packet.
+    /// or all of it. None if the batch has no such packet.
     #[inline]
     #[must_use]
-    pub fn payload(&self, i: usize) -> &'a [u8] {
-        self.payloads.payload(i)
+    pub fn payload(&self, i: usize) -> Option<&'a [u8]> {
+        (i < self.payloads.packets.len()).then(|| self.payloads.payload(i))
     }
 
     /// The bytes that [`send_in_place`](Self::send_in_place) would send: the header of packet `i`

@@ -3,21 +3,25 @@
 use crate::config::{Config, DATAGRAM_SIZE_MAX};
 use crate::lane_shared::Offloads;
 
-/// What an engine was granted on a lane, which may be less than the options ask for. Code tests
-/// these, never which engine it is: an engine sizes its buffers by those of its kernel socket, the
-/// waits of a lane read `batch`, and `manylane echo` shows `gro` and `gso`.
+/// What an engine was granted on a lane, which may be less than the options ask for. Lanes, waits
+/// and `serve` do not ask which engine it is; only the selection of the engine, the probe and the
+/// command line do. An engine sizes its buffers by the capabilities of its kernel socket, the waits
+/// of a lane read `batch`, and `manylane echo` shows `gro` and `gso`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
     /// Messages that one call receives or sends.
     pub batch: usize,
-    /// Size of the largest datagram that is received whole, in bytes.
+    /// Size of the largest datagram that is received whole, in bytes: 65535 if the kernel socket
+    /// has GRO, whose messages need such buffers, else as configured. With engine `xdp` that socket
+    /// is its companion, so it may be 65535 although `gro` is false.
     pub datagram_size: usize,
-    /// GRO: several datagrams may be received as one message. Never by queues of engine `xdp`, but
-    /// its companion may do so.
+    /// GRO: several datagrams may be received as one message. False with engine `xdp`, whose queues
+    /// never do so, although its companion still may.
     pub gro: bool,
-    /// GSO: consecutive replies may be sent as one message. Of `xdp`, again only the companion may
-    /// do so. A device can still refuse such a message, which `gso_fallbacks` counts.
+    /// GSO: consecutive replies may be sent as one message. False with engine `xdp`, whose queues
+    /// never do so, although its companion still may. A device can refuse such a message, which
+    /// `gso_fallbacks` counts.
     pub gso: bool,
     /// Each datagram has a time stamp of the kernel.
     pub timestamps: bool,

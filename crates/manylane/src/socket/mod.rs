@@ -129,6 +129,7 @@ mod tests {
     use manylane_test_support::seccomp::{self, Syscall};
 
     use super::*;
+    use crate::config::DATAGRAM_SIZE_MAX;
 
     /// `UDP_GRO`; missing in rustix.
     const UDP_GRO: u32 = 104;
@@ -137,24 +138,25 @@ mod tests {
     fn loopback_a_refused_capability_is_not_reported() {
         // A thread of its own: the seccomp filter ends with it.
         let test = || {
-            let open = || Builder::new("127.0.0.1:0").unwrap().lanes(1).open().unwrap();
+            let open = || Builder::new("127.0.0.1:0").unwrap().lanes(1).datagram_size(2048).open().unwrap();
             let mut socket = open();
             let granted = socket.capabilities();
             assert_eq!(socket.lanes[0].capabilities(), granted);
             assert!(granted.gro && granted.gso);
+            assert_eq!(granted.datagram_size, DATAGRAM_SIZE_MAX);
             seccomp::forbid(Syscall::SetSocketOption(UDP_GRO)).unwrap();
             let later = socket.handle().open_lane().unwrap();
-            assert_eq!(later.capabilities(), Capabilities { gro: false, ..granted });
+            let refused = Capabilities { gro: false, datagram_size: 2048, ..granted };
+            assert_eq!(later.capabilities(), refused);
             // The lanes of a socket differ, so it reports the weakest.
             socket.lanes.push(later);
             assert_eq!(socket.lanes[0].capabilities(), granted);
-            assert_eq!(socket.capabilities(), Capabilities { gro: false, ..granted });
-            // A lane that takes over a parked socket has what that was granted.
-            drop(socket.lanes.pop());
-            let parked = socket.handle().open_lane().unwrap();
-            assert!(!parked.capabilities().gro && socket.capabilities().gro);
-            drop(parked);
-            assert!(!open().capabilities().gro);
+            assert_eq!(socket.capabilities(), refused);
+            // A lane that takes over a parked socket has what that was granted. A new socket would
+            // be refused GRO.
+            drop(socket.lanes.remove(0));
+            assert_eq!(socket.handle().open_lane().unwrap().capabilities(), granted);
+            assert_eq!(open().capabilities(), refused);
         };
         thread::spawn(test).join().unwrap();
     }

@@ -26,9 +26,10 @@ fn a_reply_in_place_returns_its_frame() {
     core.set_payload(0, 42, 10);
     let (payloads, mut sender) = core.split();
     assert_eq!(payloads.payload(0), &packet(1, 60)[42..52]);
-    assert_eq!(sender.payload(0), payloads.payload(0));
+    assert_eq!(sender.payload(0), Some(payloads.payload(0)));
+    assert_eq!((sender.payload(1), sender.header(1)), (None, None));
     sender.in_place_header_mut(0).unwrap().fill(7);
-    assert_eq!(sender.header(0).len(), 42);
+    assert_eq!(sender.header(0).unwrap().len(), 42);
     assert!(!sender.is_sent(0));
     assert_eq!(sender.in_place_packet(0, 6), [vec![7; 42], packet(1, 60)[42..48].to_vec()].concat());
     assert!(sender.send_in_place(0, 6));

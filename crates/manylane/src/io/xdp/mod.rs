@@ -138,8 +138,9 @@ impl XdpIo {
 }
 
 impl LaneIo for XdpIo {
-    /// A frame of a queue is one datagram, in both directions. GRO and GSO are only those of the
-    /// companion.
+    /// A frame of a queue is one datagram, in both directions: `gro` and `gso` are false, although
+    /// the companion may still do both. The rest is the companion's. So `datagram_size` is 65535 if
+    /// that has GRO, and holds for frames too.
     fn capabilities(&self) -> Capabilities {
         Capabilities { gro: false, gso: false, ..self.companion.capabilities() }
     }

@@ -92,8 +92,11 @@ impl<'a> XdpSender<'a> {
     /// Replies in the frame of the request, if `payload` is a prefix of its payload; else with a
     /// copy.
     fn reply_in_place(&mut self, index: usize, request: &Datagram, payload: &'a [u8]) -> bool {
-        let own = self.sender.payload(index);
-        if !std::ptr::eq(own.as_ptr(), payload.as_ptr()) || payload.len() > own.len() {
+        let is_prefix = self
+            .sender
+            .payload(index)
+            .is_some_and(|own| std::ptr::eq(own.as_ptr(), payload.as_ptr()) && payload.len() <= own.len());
+        if !is_prefix {
             return self.reply_with_copy(index, request, payload);
         }
         if let Some(is_sent) = self.try_reply_in_place(index, request, payload) {
@@ -141,7 +144,7 @@ impl<'a> XdpSender<'a> {
     fn try_reply_in_new_frame(&mut self, index: usize, request: &Datagram, payload: &[u8]) -> Option<bool> {
         let hop = self.cached_next_hop(request, payload.len(), true)?;
         let at = usize::from(request.payload_offset);
-        let link: [u8; LINK_HEADER_MAX] = *self.sender.header(index).first_chunk()?;
+        let link: [u8; LINK_HEADER_MAX] = *self.sender.header(index)?.first_chunk()?;
         let mut fresh = self.sender.alloc()?;
         let room = self.sender.frame_mut(&mut fresh);
         let written = room.get_mut(..at + payload.len()).is_some_and(|frame| {
@@ -287,7 +290,7 @@ impl<'a> XdpSender<'a> {
         let vlans = if usize::from(request.payload_offset) == plain_header_len(request) {
             [None; 2]
         } else {
-            Ethernet::parse(self.sender.header(index)).ok()?.0.vlans
+            Ethernet::parse(self.sender.header(index)?).ok()?.0.vlans
         };
         Some(UdpFrame { vlans, ..plan })
     }

@@ -10,8 +10,8 @@
 //! from this one (`leasing/peers.rs`), and garbage in it harms that program alone. Its lanes leave
 //! requests in it and mark the entries that they find, because its writer is another process. Here,
 //! lanes write nothing to the table: they have queues for queries. From these, the writer knows
-//! when each entry was last queried, by which entries expire and are replaced; there it has only
-//! the marks.
+//! when each entry was last queried, by which entries expire and are replaced. There, marks and
+//! requests are all it has.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::IpAddr;
