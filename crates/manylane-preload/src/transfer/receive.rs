@@ -255,8 +255,9 @@ fn is_stale_fd(sock: &Sock, fd: c_int) -> bool {
     matches!(real::errno(), EBADF | ENOTSOCK) && !entries::revalidate(sock, fd)
 }
 
-/// Receives for the program. `op` receives on a descriptor, with further flags. `into` describes
-/// the buffers. `size` returns the datagrams and bytes of a result.
+/// Receives for the program: with its own call, if the calling thread is the socket's single
+/// receiver. `op` receives on a descriptor, with further flags. `into` describes the buffers. `size`
+/// returns the datagrams and bytes of a result.
 #[inline]
 fn receive<'a>(
     fd: c_int,
@@ -265,12 +266,25 @@ fn receive<'a>(
     op: impl Fn(c_int, c_int) -> isize,
     size: impl Fn(isize) -> (u64, isize),
 ) -> isize {
-    match managed(fd) {
-        Ok((sock, shared)) => {
-            send_batch::before_receive(sock);
-            receive_alone(sock, shared, (fd, flags), &op, &size)
-                .unwrap_or_else(|| receive_by_library(fd, flags, into, op, size))
+    let mut found = managed(fd);
+    if let Ok((sock, shared)) = found {
+        send_batch::before_receive(sock);
+        if let Some(member) = single_receiver::start_wait(sock, shared) {
+            let answer = op(fd, 0);
+            member.finish_wait();
+            if answer >= 0 && flags & (MSG_PEEK | MSG_ERRQUEUE) == 0 {
+                let (datagrams, bytes) = size(answer);
+                report::record_received(member, datagrams, bytes.max(0) as u64, false, false);
+            }
+            if answer >= 0 || !should_retry(sock, shared, fd) {
+                return answer;
+            }
+            // The number may have come to mean something else.
+            found = managed(fd);
         }
+    }
+    match found {
+        Ok(found) => receive_by_library(found, (fd, flags), into, op, size),
         Err(at) => {
             send_batch::flush();
             detached::receive(fd, flags, into, || op(at, 0))
@@ -278,47 +292,20 @@ fn receive<'a>(
     }
 }
 
-/// Receives with the program's own call, if the calling thread is the socket's single receiver.
-/// None: the library has to receive.
-#[inline]
-fn receive_alone(
-    sock: &Sock,
-    shared: &Shared,
-    (fd, flags): (c_int, c_int),
-    op: impl Fn(c_int, c_int) -> isize,
-    size: impl Fn(isize) -> (u64, isize),
-) -> Option<isize> {
-    let member = single_receiver::start_wait(sock, shared)?;
-    let answer = op(fd, 0);
-    member.finish_wait();
-    if answer < 0 {
-        return (!should_retry(sock, shared, fd)).then_some(answer);
-    }
-    if flags & (MSG_PEEK | MSG_ERRQUEUE) == 0 {
-        let (datagrams, bytes) = size(answer);
-        report::record_received(member, datagrams, bytes.max(0) as u64, false, false);
-    }
-    Some(answer)
-}
-
 /// [`receive`] for all but a single receiver. Not inlined, so that a single receiver's calls do not
 /// save the registers and reserve the stack that this needs.
 #[inline(never)]
 fn receive_by_library<'a>(
-    fd: c_int,
-    flags: c_int,
+    (sock, shared): (&'static Sock, &'static Shared),
+    (fd, flags): (c_int, c_int),
     into: impl Fn() -> RecvBufs<'a>,
     op: impl Fn(c_int, c_int) -> isize,
     size: impl Fn(isize) -> (u64, isize),
 ) -> isize {
-    // After a wait the number may have come to mean something else.
-    let (sock, shared) = match managed(fd) {
-        Ok(found) if flags & MSG_ERRQUEUE == 0 && !into().is_invalid(0, flags) => found,
-        found => {
-            send_batch::flush();
-            return detached::receive(fd, flags, into, || op(found.err().unwrap_or(fd), 0));
-        }
-    };
+    if flags & MSG_ERRQUEUE != 0 || into().is_invalid(0, flags) {
+        send_batch::flush();
+        return detached::receive(fd, flags, into, || op(fd, 0));
+    }
     quiesce::wait_inside(|| managed_receive(sock, shared, (fd, flags, into()), &op, size))
         .unwrap_or_else(|| detached::receive(fd, flags, into, || op(fd, 0)))
 }
