@@ -78,8 +78,7 @@ static inline void *worker(void *arg)
 		struct sockaddr_in from;
 		socklen_t len = sizeof(from);
 
-		if (park[nth]) {
-			parked[nth] = 1;
+		if (parked[nth]) {
 			while (park[nth])
 				raw_sleep();
 			parked[nth] = 0;
@@ -100,7 +99,11 @@ static inline void *worker(void *arg)
 		 */
 		raw_sleep();
 		last_receiver = nth;
-		/* Before it is counted: then no more is sent to park it. */
+		/*
+		 * Before it is counted: then no more is sent to park it. Only
+		 * here, because a thread that parks without a probe may leave
+		 * the one that was sent to park it.
+		 */
 		if (park[nth])
 			parked[nth] = 1;
 		probes_received++;
