@@ -12,9 +12,6 @@
 #include <string.h>
 #include <sys/wait.h>
 
-/* Longer than the library needs until the third thread is in the middle. */
-#define CHANGE_USECS 300000
-
 static void *worker(void *nth)
 {
 	receive_all((unsigned)(unsigned long)nth);
@@ -64,7 +61,8 @@ int main(void)
 	open_clients();
 	start_and_warm_up();
 	pthread_create(&thread, NULL, changer, NULL);
-	usleep(CHANGE_USECS);
+	/* It has ended, in the middle. */
+	pthread_join(thread, NULL);
 	child = fork();
 	if (!child) {
 		printf("%d\n", count_descriptors());
