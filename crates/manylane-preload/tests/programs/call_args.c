@@ -328,6 +328,8 @@ static void run(const struct row *row)
 		while (recv(server, data, sizeof(data), MSG_DONTWAIT) >= 0)
 			used += snprintf(out + used, sizeof(out) - used,
 					 " %.5s", data);
+		/* Replies that are kept are sent before that. */
+		close(-1);
 		wait_for_delivery();
 		used += snprintf(out + used, sizeof(out) - used, "; answers");
 		for (ssize_t got;
