@@ -184,10 +184,14 @@ static inline void start_and_park(void)
 		owner[i] = i % WORKERS;
 	for (nth = 0; nth < WORKERS; nth++) {
 		park[nth] = 1;
-		/* One probe is in flight at a time, so that none is left. */
-		for (i = 0; !parked[nth]; i = (i + 1) % FLOWS)
-			if (owner[i] == nth || !known)
-				probe_flow(i);
+		/*
+		 * One probe is in flight at a time, so that none is left. In
+		 * the end of any flow, because a worker that was held up may
+		 * own others than were found.
+		 */
+		for (i = 0; !parked[nth]; i++)
+			if (owner[i % FLOWS] == nth || !known || i >= FLOWS)
+				probe_flow(i % FLOWS);
 	}
 }
 

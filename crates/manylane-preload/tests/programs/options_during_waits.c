@@ -149,6 +149,7 @@ static void start_workers(void)
 	server = loopback_server(0, &address);
 	open_clients();
 	start_and_warm_up();
+	pin_to_this_cpu();
 	end = 1;
 	while (ended < WORKERS) {
 		send_all('x');
