@@ -116,7 +116,7 @@ class Running:
     def until(self, done):
         """The first answer of `done` that is one; it fails, with what the server has said, where
         that takes too long."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 100
         while True:
             try:
                 if answer := done():
@@ -163,7 +163,7 @@ class Running:
         self.client.close()
         self.child.send_signal(signal.SIGTERM)
         try:
-            self.child.wait(20)
+            self.child.wait(100)
         except subprocess.TimeoutExpired:
             pass
         self.kill()

@@ -55,7 +55,7 @@ fn netns_echo_answers_on_the_configured_vlans() {
     let held = a.run(|| UdpSocket::bind((a.ip4(0), 0))).unwrap();
     let from = held.local_addr().unwrap();
     let socket = a.run(|| PacketSocket::listen(a.device_index(0).unwrap())).unwrap();
-    sock::set_recv_timeout(socket.as_fd(), Duration::from_secs(30)).unwrap();
+    sock::set_recv_timeout(socket.as_fd(), Duration::from_secs(100)).unwrap();
     let (vlan, service) = (ether_type::VLAN, ether_type::SERVICE_VLAN);
     let tag = |ether_type, control| Some(Vlan { ether_type, tci: control });
     for vlans in [[tag(vlan, 7), None], [tag(vlan, 5), None], [tag(service, 100), tag(vlan, 5)], [None, None]]

@@ -15,7 +15,7 @@ use manylane_testbed::{Host, Layout, Testbed, skip};
 use serde_json::Value;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_manylane");
-const TEST_TIMEOUT: Duration = Duration::from_secs(30);
+const TEST_TIMEOUT: Duration = Duration::from_secs(100);
 
 /// Runs the program inside `host`, or here.
 fn run(host: Option<&Host>, words: &[&str]) -> Output {

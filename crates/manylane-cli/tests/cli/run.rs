@@ -234,7 +234,7 @@ fn run_delivers_group_signals_once() {
 
 #[test]
 fn run_stops_and_continues_with_its_program() {
-    let mut running = Running::start(&["--", "sh", "-c", "echo $$; exec sleep 60"]);
+    let mut running = Running::start(&["--", "sh", "-c", "echo $$; exec sleep 600"]);
     let (launcher, program): (i32, i32) = (running.pid(), running.line().parse().unwrap());
     let both = |wanted: char| {
         let states = || [launcher, program].map(state);
@@ -264,7 +264,7 @@ fn run_stops_and_continues_with_its_program() {
 
 #[test]
 fn killing_the_launcher_kills_the_program() {
-    let mut running = Running::start(&["--", "sh", "-c", "echo $$; exec sleep 60"]);
+    let mut running = Running::start(&["--", "sh", "-c", "echo $$; exec sleep 600"]);
     let program: i32 = running.line().parse().unwrap();
     running.child.kill().unwrap();
     wait_for("the program to end", || state(program), Option::is_none);
@@ -283,7 +283,7 @@ fn run_can_exec_the_program() {
 
 #[test]
 fn run_leaves_or_follows_daemons() {
-    let script = "sleep 60 >/dev/null 2>&1 & echo $!; echo $$";
+    let script = "sleep 600 >/dev/null 2>&1 & echo $!; echo $$";
     let mut running = Running::start(&["--", "sh", "-c", script]);
     let left: i32 = running.line().parse().unwrap();
     assert_eq!(running.wait().code(), Some(0));
@@ -306,8 +306,13 @@ fn a_signal_ends_run_while_its_report_has_no_reader() {
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     let mut running = Running::start(&["--json-file", fifo.to_str().unwrap(), "--", "true"]);
     wait_for("`run` to sleep", || state(running.pid()), |state| *state == Some('S'));
-    process::send_signal(running.pid(), 2).unwrap();
-    assert_eq!(running.wait().signal(), Some(2));
+    // It may still sleep because its program runs, which then gets the signal.
+    let end = || {
+        process::send_signal(running.pid(), 2).unwrap();
+        running.child.try_wait().unwrap()
+    };
+    let status = wait_for("the end of `run`", end, Option::is_some).unwrap();
+    assert_eq!(status.signal(), Some(2));
 }
 
 #[test]

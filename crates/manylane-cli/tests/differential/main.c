@@ -27,7 +27,7 @@
 #include <unistd.h>
 
 /* Seconds that a script may take: more than a busy machine needs. */
-#define TIMEOUT_S 60
+#define TIMEOUT_S 150
 /* Less than the waits that a datagram shall end, of 300 ms. */
 #define LATE_MS 150
 

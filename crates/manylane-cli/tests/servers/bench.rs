@@ -67,7 +67,7 @@ fn measure(sandbox: &Sandbox, servers: &[&str], options: &[&str]) -> Value {
         python(sandbox, &[script.to_str().unwrap(), "--manylane", env!("CARGO_BIN_EXE_manylane")]);
     bench.args(["--rounds", "1", "--samples", "2", "--seconds", "0.1", "--warm-up", "0.1", "--flows", "16"]);
     // Long enough even if other processes keep the CPUs busy.
-    bench.args(["--rate", &rate, "--timeout", "10s"]);
+    bench.args(["--rate", &rate, "--timeout", "60s"]);
     bench.args(servers.iter().flat_map(|server| ["--server", server])).args(options);
     let Output { status, stdout, stderr } = bench.output().unwrap();
     assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));

@@ -30,6 +30,10 @@ fn compare(how: &str, wanted: usize, options: &[&str]) -> (Report, usize) {
             requests += Load::WARM_UP.request_all(&sandbox, addr, request).len() as u64;
         });
         assert!(load.request_all(&sandbox, addr, request) == expected, "replies differ");
+        // Before its end, too: a thread that gets no CPU time loses its lane.
+        server.wait_lanes(wanted, |_| {
+            requests += Load::WARM_UP.request_all(&sandbox, addr, request).len() as u64;
+        });
         let (status, report) = server.end();
         assert!(status.success(), "{status}");
         if let Some(report) = report {

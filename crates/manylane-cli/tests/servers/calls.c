@@ -224,7 +224,7 @@ int main(int argc, char **argv)
 
 	if (argc != 5)
 		return 2;
-	alarm(60);
+	alarm(300);
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	here = open("/proc/self/ns/net", O_RDONLY);
 	there = open(argv[1], O_RDONLY);

@@ -32,7 +32,8 @@
 #include "manylane_lease.h"
 #include "manylane_next_hops.h"
 
-#define TIMEOUT_S 20 /* seconds */
+/* Seconds: a process may get no CPU time for long. */
+#define TIMEOUT_S 100
 
 /* The rings of a queue. The kernel consumes the last two. */
 enum {

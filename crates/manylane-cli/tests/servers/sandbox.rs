@@ -8,6 +8,7 @@ use std::process::Command;
 use std::{fs, thread};
 
 use manylane_sys::netns::NetNs;
+use manylane_test_support::wait_for;
 use manylane_testbed::{Host, topology};
 use tempfile::TempDir;
 
@@ -124,14 +125,18 @@ impl Sandbox {
 
     /// A socket there.
     pub(crate) fn socket_at(&self, at: &str) -> UdpSocket {
-        let bind = || UdpSocket::bind(at).unwrap();
+        self.inside(|| UdpSocket::bind(at).unwrap())
+    }
+
+    /// Calls `call` by a thread that is in the network namespace.
+    fn inside<T: Send>(&self, call: impl FnOnce() -> T + Send) -> T {
         let Some(namespace) = &self.namespace else {
-            return bind();
+            return call();
         };
         thread::scope(|scope| {
             let inside = scope.spawn(|| {
                 namespace.enter().unwrap();
-                bind()
+                call()
             });
             inside.join().unwrap()
         })
@@ -139,6 +144,12 @@ impl Sandbox {
 
     /// An address that is free, for UDP and probably for TCP.
     pub(crate) fn free_addr(&self) -> SocketAddr {
-        self.socket().local_addr().unwrap()
+        let addr = self.socket().local_addr().unwrap();
+        // A program that another test is starting has a copy of the socket until it is executed.
+        let bound = || self.inside(|| fs::read_to_string("/proc/thread-self/net/udp").unwrap());
+        let port = format!(":{:04X}", addr.port());
+        let is_port = |line: &str| line.split_whitespace().nth(1).is_some_and(|at| at.ends_with(&port));
+        wait_for("a free port", bound, |text| !text.lines().any(is_port));
+        addr
     }
 }

@@ -172,7 +172,7 @@ static void fill_unread(void)
  */
 void test_killed(int port)
 {
-	struct timeval bound = { .tv_sec = 10 };
+	struct timeval bound = { .tv_sec = 100 };
 	int two[2], i, room = 4 << 20;
 	siginfo_t info;
 	pid_t child;

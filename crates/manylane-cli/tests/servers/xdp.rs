@@ -386,12 +386,20 @@ fn calls_with(
 #[test]
 fn netns_xdp_receive_calls() {
     let frames: Vec<_> = [7011].into_iter().chain(7013..=7018).map(|port| (port, 101)).collect();
-    let Some(report) = calls("netns_xdp_receive_calls", "calls", &[], &frames) else { return };
-    // A frame with a wrong checksum, one that is too long, a hundred between valid frames, and one
-    // after the last.
-    assert_eq!((report.sum_of_port(7013, "bad_frames"), report.sum("bad_frames")), (103, 103));
-    // Valid sends use the queue. Otherwise the invalid ones would not have been tested on it.
-    assert!(report.sum_of_port(7019, "sent_by_xdp") >= 20, "{report:?}");
+    const RUNS_MAX: usize = 4;
+    for run in 1..=RUNS_MAX {
+        let Some(report) = calls("netns_xdp_receive_calls", "calls", &[], &frames) else { return };
+        // A frame with a wrong checksum, one that is too long, a hundred between valid frames, and
+        // one after the last.
+        assert_eq!((report.sum_of_port(7013, "bad_frames"), report.sum("bad_frames")), (103, 103));
+        // Valid sends use the queue. Otherwise the invalid ones would not have been tested on it.
+        // The launcher may be held up until they are over, before it knows the next hop.
+        let sent = report.sum_of_port(7019, "sent_by_xdp");
+        if sent >= 20 {
+            return;
+        }
+        assert!(run < RUNS_MAX, "{sent} sent: {report:?}");
+    }
 }
 
 #[test]

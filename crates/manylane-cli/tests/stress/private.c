@@ -74,7 +74,7 @@ static bool is_delayed(const struct model *model, int *tries)
 	if ((*tries)++)
 		return false;
 	shared->late++;
-	for (int turn = 0; turn < 5000 && !queued_bytes(model->addr.sin_port);
+	for (int turn = 0; turn < 60000 && !queued_bytes(model->addr.sin_port);
 	     turn++)
 		usleep(1000);
 	return true;

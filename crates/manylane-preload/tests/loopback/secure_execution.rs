@@ -5,7 +5,7 @@ use std::process::Command;
 
 use manylane_testbed::skip;
 
-use crate::support::{build, can_run_without, library, run_preloaded_with_fd};
+use crate::support::{build, can_run_without, library, run_preloaded_with_fd, run_until_lanes};
 
 /// Starts a copy of PROGRAM as an ordinary user, with file mode MODE and a library that the system
 /// loads into every program. For this mount namespace alone, /etc has only what that takes.
@@ -46,7 +46,7 @@ fn netns_a_set_user_id_program_ignores_the_library() {
         run_preloaded_with_fd(Path::new("unshare"), &args)
     };
     // The same without the bit has lanes, so that this test can fail.
-    let without = start("755");
+    let without = run_until_lanes(2, || start("755"));
     let seen = "secure 0, library 1, report 1, hidden descriptors 1\n";
     assert_eq!((without.output.as_str(), without.lanes()), (seen, 2));
     let with = start("4755");

@@ -39,6 +39,8 @@
 #define ANSWERS_IN_A_ROW (2 * FLOWS)
 #define REQUESTS_MAX 4000
 #define SLEEP_US 500
+/* For an answer: a thread may get no CPU time for long. */
+#define TIMEOUT_MS 100000
 
 static int server;
 static const char *pattern;
@@ -91,7 +93,7 @@ static int wait_for_answer(int client)
 	unsigned char who;
 	struct pollfd at = { .fd = client, .events = POLLIN };
 
-	if (poll(&at, 1, 10000) != 1 || recv(client, &who, 1, 0) != 1) {
+	if (poll(&at, 1, TIMEOUT_MS) != 1 || recv(client, &who, 1, 0) != 1) {
 		printf("no answer\n");
 		exit(1);
 	}

@@ -90,7 +90,7 @@ int main(int argc, char **argv)
 
 	/* No process outlives the test. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	alarm(60);
+	alarm(300);
 	if (argc == 3) {
 		limit_files(FILES_MAX);
 		refuse(atoi(argv[1]));

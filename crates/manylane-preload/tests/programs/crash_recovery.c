@@ -37,8 +37,11 @@
 #define RECEIVERS 4
 #define CHANGE 0xffffffffu
 #define DATAGRAMS_MAX 100000
-/* Waits of at least 100 us. */
-#define WAITS_MAX 200000
+/* Waits of at least 100 us: a process may get no CPU time for long. */
+#define WAITS_MAX 400000
+/* Datagrams after which the sender waits for processes that receive none. */
+#define UNPACED 10000
+#define PACE_US 50000
 
 struct state {
 	_Atomic unsigned received;
@@ -237,7 +240,8 @@ int main(int argc, char **argv)
 	}
 	deaths = !strcmp(argv[2], "steer");
 	while (!is_warm(deaths) && sent < DATAGRAMS_MAX / 2 && burst())
-		;
+		if (sent > UNPACED)
+			usleep(PACE_US);
 	change(argv[2]);
 	falls_back = !strcmp(argv[2], "fallback") ||
 		     !strcmp(argv[2], "own-fallback");
@@ -245,7 +249,7 @@ int main(int argc, char **argv)
 		;
 	/* Traffic, until falling back is complete. */
 	for (i = 0; falls_back && !is_plain() && i < 1000 && burst(); i++)
-		usleep(20000);
+		usleep(i < 100 ? 20000 : PACE_US);
 	if (!strcmp(argv[2], "leave"))
 		wait_for_deaths(2);
 	for (i = 0; i < sent; i++) {

@@ -23,7 +23,7 @@
 #define DATAGRAMS_PER_LANE 20
 #define DATAGRAMS (WORKERS * DATAGRAMS_PER_LANE)
 /* Milliseconds: without the library it takes none of them. */
-#define TIMEOUT_MS 10000
+#define TIMEOUT_MS 100000
 
 static int epoll;
 

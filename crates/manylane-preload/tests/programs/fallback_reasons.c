@@ -135,11 +135,15 @@ static void burst(void)
  */
 static void deliver_to_each(void)
 {
-	unsigned want = total, i;
+	unsigned want = total, i = 0;
 
 	hold = 1;
-	for (i = 0; held < WORKERS; i++, want++) {
-		send_one('h', i % FLOWS);
+	/* In flight are never more than a queue has room for. */
+	while (held < WORKERS) {
+		if (want - total < 2 * FLOWS) {
+			send_one('h', i++ % FLOWS);
+			want++;
+		}
 		usleep(200);
 	}
 	hold = 0;
@@ -345,7 +349,7 @@ static void apply_change(const char *what)
 /* Sends few enough for one queue. */
 static void run_queued(const char *what)
 {
-	unsigned want;
+	unsigned want, before = total;
 	int i, flows = FLOWS;
 
 	hold = 1;
@@ -370,8 +374,10 @@ static void run_queued(const char *what)
 		send_all(flows);
 	want += 4 * flows;
 	printf("queued %u\n", want);
-	want += total - WORKERS;
-	/* The waiting workers have had one each. */
+	/*
+	 * A waiting worker has had one, unless it saw late that it is to wait.
+	 */
+	want += before;
 	drain = 1;
 	while (total < want)
 		usleep(50);

@@ -400,7 +400,7 @@ static void check_free(void)
 	int fd = raw(SYS_socket, AF_INET, SOCK_DGRAM, 0, 0, 0), i;
 
 	/* A thread in a receive holds the socket until its slice is over. */
-	for (i = 0; count_bound() && i < 30000; i++)
+	for (i = 0; count_bound() && i < 100000; i++)
 		usleep(1000);
 	printf("bound to the port: %d\n", count_bound());
 	errno = -raw(SYS_bind, fd, (long)&address, sizeof(address), 0, 0);
@@ -528,8 +528,8 @@ int main(int argc, char **argv)
 		print_check("received", recv(fd, &one, 1, MSG_DONTWAIT) == 1);
 	} else if (!strcmp(what, "waiting")) {
 		raw_close(server);
-		for (i = 0; ended < WORKERS && i < 60000; i++)
-			usleep(500);
+		for (i = 0; ended < WORKERS && i < 100000; i++)
+			usleep(1000);
 		printf("%u have ended\n", ended);
 		check_free();
 	} else if (!strcmp(what, "syscall")) {

@@ -12,22 +12,37 @@
 #include <string.h>
 #include <sys/wait.h>
 
-/* Longer than the library needs until the third thread is in the middle. */
-#define CHANGE_USECS 300000
-
 static void *worker(void *nth)
 {
 	receive_all((unsigned)(unsigned long)nth);
 	return NULL;
 }
 
+static _Atomic pid_t changer_tid;
+
 static void *changer(void *unused)
 {
 	int one = 1;
 
 	(void)unused;
+	changer_tid = gettid();
 	setsockopt(server, SOL_IP, IP_RECVERR, &one, sizeof(one));
 	return NULL;
+}
+
+/*
+ * Waits until the third thread has ended, in the middle: not by pthread_join,
+ * because it may not have ended as the C library expects.
+ */
+static void wait_for_changer(void)
+{
+	char path[64];
+
+	while (!changer_tid)
+		usleep(1000);
+	snprintf(path, sizeof(path), "/proc/self/task/%d", changer_tid);
+	while (!access(path, F_OK))
+		usleep(1000);
 }
 
 static void link_of(int fd, char *link, size_t size)
@@ -64,7 +79,7 @@ int main(void)
 	open_clients();
 	start_and_warm_up();
 	pthread_create(&thread, NULL, changer, NULL);
-	usleep(CHANGE_USECS);
+	wait_for_changer();
 	child = fork();
 	if (!child) {
 		printf("%d\n", count_descriptors());

@@ -130,7 +130,7 @@ int main(int argc, char **argv)
 		for (int i = 0; i < SENDERS; i++) {
 			struct pollfd at = { .fd = fd, .events = POLLIN };
 
-			missing += poll(&at, 1, 5000) != 1 ||
+			missing += poll(&at, 1, 50000) != 1 ||
 				   recv(fd, &byte, 1, MSG_DONTWAIT) != 1;
 		}
 		close(fd);

@@ -106,10 +106,10 @@ static void wait_for_sleep(void)
 	} while (!got || strtol(text, NULL, 10) != SYS_recvfrom);
 }
 
-/* Waits up to 30 s for `count` datagrams; returns how many were received. */
+/* Waits up to 100 s for `count` datagrams; returns how many were received. */
 static int wait_for_count(int count)
 {
-	for (int tries = 0; received < count && tries < 30000; tries++)
+	for (int tries = 0; received < count && tries < 100000; tries++)
 		usleep(1000);
 	return atomic_exchange(&received, 0);
 }

@@ -194,7 +194,7 @@ int main(void)
 
 	/* No process outlives the test. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	alarm(60);
+	alarm(300);
 	/* select(2) ignores numbers beyond the table of descriptors. */
 	dup2(0, FD_SETSIZE - 1);
 	close(FD_SETSIZE - 1);

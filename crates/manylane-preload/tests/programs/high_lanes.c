@@ -52,7 +52,7 @@ int main(void)
 	struct rlimit limit;
 	int i, null = open("/dev/null", O_RDONLY), vain = 0, got = 0;
 
-	alarm(60);
+	alarm(300);
 	getrlimit(RLIMIT_NOFILE, &limit);
 	limit.rlim_cur = limit.rlim_max < 8192 ? limit.rlim_max : 8192;
 	setrlimit(RLIMIT_NOFILE, &limit);

@@ -78,8 +78,7 @@ static inline void *worker(void *arg)
 		struct sockaddr_in from;
 		socklen_t len = sizeof(from);
 
-		if (park[nth]) {
-			parked[nth] = 1;
+		if (parked[nth]) {
 			while (park[nth])
 				raw_sleep();
 			parked[nth] = 0;
@@ -100,7 +99,11 @@ static inline void *worker(void *arg)
 		 */
 		raw_sleep();
 		last_receiver = nth;
-		/* Before it is counted: then no more is sent to park it. */
+		/*
+		 * Before it is counted: then no more is sent to park it. Only
+		 * here, because a thread that parks without a probe may leave
+		 * the one that was sent to park it.
+		 */
 		if (park[nth])
 			parked[nth] = 1;
 		probes_received++;
@@ -181,10 +184,14 @@ static inline void start_and_park(void)
 		owner[i] = i % WORKERS;
 	for (nth = 0; nth < WORKERS; nth++) {
 		park[nth] = 1;
-		/* One probe is in flight at a time, so that none is left. */
-		for (i = 0; !parked[nth]; i = (i + 1) % FLOWS)
-			if (owner[i] == nth || !known)
-				probe_flow(i);
+		/*
+		 * One probe is in flight at a time, so that none is left. In
+		 * the end of any flow, because a worker that was held up may
+		 * own others than were found.
+		 */
+		for (i = 0; !parked[nth]; i++)
+			if (owner[i % FLOWS] == nth || !known || i >= FLOWS)
+				probe_flow(i % FLOWS);
 	}
 }
 

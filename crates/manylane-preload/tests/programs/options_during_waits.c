@@ -39,6 +39,7 @@
 static const char *what;
 static _Atomic unsigned ended, returned;
 static _Atomic int end, go;
+static _Atomic pid_t tids[WORKERS];
 static int answers[WORKERS], errors[WORKERS], is_late[WORKERS];
 
 static int is(const char *name)
@@ -84,6 +85,7 @@ static void *worker(void *arg)
 	while (!end)
 		if (recv(server, &byte, 1, 0) == 1)
 			count_received(nth);
+	tids[nth] = gettid();
 	ended++;
 	while (!go)
 		raw_sleep(1);
@@ -93,6 +95,32 @@ static void *worker(void *arg)
 	is_late[nth] = now_ms() - start > LATE_MS;
 	returned++;
 	return NULL;
+}
+
+/*
+ * Waits until a thread sleeps in its receive or poll, as the kernel reports, or
+ * one has returned from it.
+ */
+static void wait_for_sleep(pid_t tid)
+{
+	long number = -1;
+
+	do {
+		char path[64], text[64] = "";
+		FILE *file;
+
+		raw_sleep(1);
+		snprintf(path, sizeof(path), "/proc/self/task/%d/syscall", tid);
+		file = fopen(path, "r");
+		if (file && fgets(text, sizeof(text), file) &&
+		    strchr("0123456789", *text))
+			number = strtol(text, NULL, 10);
+		if (file)
+			fclose(file);
+#ifdef SYS_poll
+		number = number == SYS_poll ? SYS_ppoll : number;
+#endif
+	} while (number != SYS_recvfrom && number != SYS_ppoll && !returned);
 }
 
 static void set_timeout(long sec, long usec)
@@ -121,6 +149,7 @@ static void start_workers(void)
 	server = loopback_server(0, &address);
 	open_clients();
 	start_and_warm_up();
+	pin_to_this_cpu();
 	end = 1;
 	while (ended < WORKERS) {
 		send_all('x');
@@ -170,12 +199,14 @@ int main(int argc, char **argv)
 	if (argc != 2)
 		return 2;
 	what = argv[1];
-	alarm(60);
+	alarm(300);
 	has_timeout = is("longer") || is("plain") || is("shutdown");
 	start_workers();
 	if (has_timeout)
 		set_timeout(TIMEOUT_MS / 1000, 0);
 	go = 1;
+	for (i = 0; i < WORKERS; i++)
+		wait_for_sleep(tids[i]);
 	raw_sleep(has_timeout || is("limit") ? CHANGE_MS : SOON_MS);
 	change();
 	if (is("shutdown"))

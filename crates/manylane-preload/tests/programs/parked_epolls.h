@@ -53,6 +53,8 @@ static inline void warm_up_and_park(void)
 		epoll_ctl(instances[i], EPOLL_CTL_ADD, server, &event);
 	}
 	start_and_warm_up();
+	/* For wait_for_delivery(). */
+	pin_to_this_cpu();
 	hold = 1;
 	while (parked < WORKERS) {
 		send_all('x');

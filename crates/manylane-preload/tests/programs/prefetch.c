@@ -328,8 +328,11 @@ int main(int argc, char **argv)
 	 */
 	pin_to_this_cpu();
 	shared->hold = 1;
-	for (i = 0; shared->parked < WORKERS; i++) {
-		send_one(i % FLOWS);
+	before = shared->total;
+	/* In flight are never more than a queue has room for. */
+	for (i = 0; shared->parked < WORKERS;) {
+		if (i - (int)(shared->total - before) < 2 * FLOWS)
+			send_one(i++ % FLOWS);
 		usleep(2000);
 	}
 	wait_for_delivery();
@@ -338,6 +341,7 @@ int main(int argc, char **argv)
 	for (round = 0; round < BURSTS; round++)
 		for (i = 0; i < FLOWS; i++)
 			send_one(i);
+	wait_for_delivery();
 	/* Which of them each gets does not matter; there are enough. */
 	for (i = 0; i < WORKERS; i++)
 		shared->more[i] = RECEIVES_PER_WORKER;

@@ -48,7 +48,7 @@
  * Milliseconds: lanes are added after a grace period, seconds on a busy
  * machine.
  */
-#define TIMEOUT_MS 30000
+#define TIMEOUT_MS 100000
 /* An address that can be removed. */
 #define CLIENT_ADDR 0x0a090909
 

@@ -161,7 +161,7 @@ int main(int argc, char **argv)
 	if (argc != 3 || pipe(pipes))
 		return 2;
 	call = argv[1];
-	alarm(60);
+	alarm(300);
 	if (is("handler"))
 		sigaction(SIGUSR1, &action, NULL);
 	start_and_park();

@@ -90,7 +90,7 @@ int main(int argc, char **argv)
 		return 2;
 	/* No process outlives the test. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	alarm(60);
+	alarm(300);
 	server = loopback_server(0, &address);
 	open_clients();
 	install(argv[1]);

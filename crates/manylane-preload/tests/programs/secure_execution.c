@@ -50,7 +50,7 @@ int main(void)
 {
 	/* No process outlives the test. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	alarm(60);
+	alarm(300);
 	server = loopback_server(0, &address);
 	open_clients();
 	start_and_warm_up();

@@ -30,7 +30,7 @@
 
 #define WAITS 12
 
-static _Atomic unsigned handled, interrupted, hold, parked, ended;
+static _Atomic unsigned handled, interrupted, hold, parked, all_sent, ended;
 static const char *pattern;
 
 static void handle(int signal)
@@ -120,7 +120,7 @@ static void *worker(void *arg)
 			break;
 	}
 	parked++;
-	while (parked < WORKERS)
+	while (!all_sent)
 		usleep(50);
 	/* Empties the queue. */
 	for (char byte; nth == 0 && recv(server, &byte, 1, MSG_DONTWAIT) > 0;)
@@ -165,11 +165,14 @@ int main(int argc, char **argv)
 	server = loopback_server(0, &address);
 	open_clients();
 	start_and_warm_up();
+	pin_to_this_cpu();
 	hold = 1;
 	for (i = 0; parked < WORKERS; i++) {
 		send_one(i % FLOWS, 'x');
 		usleep(1000);
 	}
+	wait_for_delivery();
+	all_sent = 1;
 	/* A wait that nothing interrupts lasts forever. */
 	for (i = 0; i < 60000 && !ended; i++)
 		usleep(1000);

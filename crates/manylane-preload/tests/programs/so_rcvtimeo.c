@@ -34,6 +34,7 @@ int main(void)
 	server = loopback_server(0, &address);
 	open_clients();
 	start_and_warm_up();
+	pin_to_this_cpu();
 	end = 1;
 	while (ended < WORKERS) {
 		send_all('x');

@@ -113,15 +113,22 @@ int main(int argc, char **argv)
 		send_all_and_wait('x');
 	warm_up();
 	if (strcmp(pattern, "nonblock")) {
+		unsigned sent = total;
+
 		hold = 1;
 		while (!held) {
-			send_all('x');
+			if (sent - total < 2 * FLOWS) {
+				send_all('x');
+				sent += FLOWS;
+			}
 			usleep(50);
 		}
 		/*
-		 * Time for the datagrams that are left in the lane of the
-		 * absent thread.
+		 * Also those that are left in the lane of the absent thread.
+		 * Then the other one has time to wait again.
 		 */
+		while (total < sent)
+			usleep(50);
 		usleep(200000);
 		syscall(SYS_shutdown, server, SHUT_RD);
 	} else {

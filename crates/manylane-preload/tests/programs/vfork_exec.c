@@ -29,6 +29,8 @@
 /* In total longer than a thread waits without a look at the library's state. */
 #define ROUNDS 25
 #define ROUND_USECS 20000
+/* Waits of at least 100 us, in all: a thread may get no CPU time for long. */
+#define WAITS_MAX 400000
 
 static void *worker(void *nth)
 {
@@ -100,7 +102,7 @@ int main(int argc, char **argv)
 {
 	int is_closed_on_exec;
 	pthread_t thread;
-	unsigned sent;
+	unsigned sent, waits = 0;
 	int status;
 
 	if (argc < 2)
@@ -122,11 +124,14 @@ int main(int argc, char **argv)
 	}
 	sent = total;
 	for (int i = 0; i < ROUNDS; i++) {
+		/* No more than a queue has room for. */
+		while (sent - total > 4 * FLOWS && waits++ < WAITS_MAX)
+			usleep(100);
 		send_all('x');
 		sent += FLOWS;
 		usleep(ROUND_USECS);
 	}
-	for (int i = 0; i < 10000 && total < sent; i++)
+	while (total < sent && waits++ < WAITS_MAX)
 		usleep(100);
 	printf("status: %d, missing: %u\n", status, sent - total);
 	return 0;
