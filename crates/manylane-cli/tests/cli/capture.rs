@@ -74,7 +74,7 @@ fn echo(host: &Host, port: u16) -> Running {
 /// Sends `count` requests, and expects a reply to each.
 fn ask(host: &Host, server: &str, count: u64) {
     let count = count.to_string();
-    let words = ["send", server, "--expect", "echo", "--count", &count, "--rate", "2k", "--timeout", "10s"];
+    let words = ["send", server, "--expect", "echo", "--count", &count, "--rate", "2k", "--timeout", "120s"];
     let output = run(Some(host), &words);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
 }
