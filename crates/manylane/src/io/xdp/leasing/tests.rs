@@ -34,7 +34,7 @@ fn create_device() -> NetNs {
 fn request(lessor: &mut Lessor, port: u16) -> (OwnedFd, UdpSocket, Option<Message>) {
     let socket = UdpSocket::bind(("0.0.0.0", port)).unwrap();
     let end = unix_socket::socket().unwrap();
-    lessor.lease_token.connect(end.as_fd(), Duration::from_secs(20)).unwrap();
+    lessor.lease_token.connect(end.as_fd(), Duration::from_secs(120)).unwrap();
     Message::Request(lessor.lease_token.secret).send(end.as_fd(), &[socket.as_fd()]).unwrap();
     lessor.accept_clients();
     lessor.handle_pending(0);
