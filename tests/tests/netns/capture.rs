@@ -266,7 +266,10 @@ fn child_captures() {
     if !is_child("child_captures") {
         return;
     }
-    let mut capture = Capture::start(find_targets(None).unwrap().targets, SNAPLEN_MAX, 0).unwrap();
+    let targets = || find_targets(None).unwrap().targets;
+    let found = || wait_for("the socket", targets, |found| !found.is_empty());
+    let start = || Capture::start(found(), SNAPLEN_MAX, 0);
+    let mut capture = wait_for("a capture", start, Result::is_ok).unwrap();
     while capture.next_frame().is_none() {}
     report("capturing");
     wait_for_parent();
