@@ -292,7 +292,7 @@ mod tests {
         let ticket = LeaseToken::new().unwrap();
         let listener = ticket.listen().unwrap();
         let ours = unix_socket::socket().unwrap();
-        ticket.connect(ours.as_fd(), Duration::from_secs(10)).unwrap();
+        ticket.connect(ours.as_fd(), Duration::from_secs(120)).unwrap();
         let theirs = unix_socket::accept(listener.as_fd()).unwrap();
         unix_socket::enable_peek(theirs.as_fd()).unwrap();
         (ours, theirs)

@@ -105,7 +105,7 @@ mod tests {
 
     fn pair() -> (UdpSocket, UdpSocket) {
         let receiver = UdpSocket::bind("127.0.0.1:0").unwrap();
-        receiver.set_read_timeout(Some(std::time::Duration::from_secs(2))).unwrap();
+        receiver.set_read_timeout(Some(std::time::Duration::from_secs(120))).unwrap();
         let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
         sender.connect(receiver.local_addr().unwrap()).unwrap();
         (sender, receiver)

@@ -33,8 +33,10 @@ const BATCH: u32 = 64;
 const PACKET_LEN_MAX: usize = 3300;
 /// Interval at which a run is checked from outside, and so the latency of a stop.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
-/// Maximum time of frames on the link after the last one was generated.
+/// Maximum time of frames on the link after the last one was generated, and the minimum number of
+/// looks at them in it, if this thread has no CPU meanwhile.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
+const DRAIN_POLLS_MIN: u32 = 100;
 
 /// `struct ml_generator` of bpf/generator.bpf.c, in words.
 type State = [u64; 10];
@@ -194,12 +196,14 @@ impl LiveSender {
         // The program counts the frames that it generated. The link counts those that it rejected
         // because it was full, and those that it carried. The others were sent to a link that was
         // down.
-        let settled = Instant::now();
+        let (settled, mut polls) = (Instant::now(), 0);
         loop {
             let now = self.link_counters()?;
+            polls += 1;
             let refused = now.tx_dropped - before.tx_dropped;
             let through = now.tx_packets - before.tx_packets;
-            if through + refused < sent.datagrams && settled.elapsed() < DRAIN_TIMEOUT {
+            let may_come = settled.elapsed() < DRAIN_TIMEOUT || polls < DRAIN_POLLS_MIN;
+            if through + refused < sent.datagrams && may_come {
                 thread::sleep(Duration::from_millis(1));
                 continue;
             }

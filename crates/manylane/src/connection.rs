@@ -136,7 +136,7 @@ pub(crate) mod tests {
     use super::*;
 
     /// More than anything takes that does not block.
-    pub(crate) const BLOCKED: Duration = Duration::from_secs(20);
+    pub(crate) const BLOCKED: Duration = Duration::from_secs(120);
 
     /// A TCP socket whose last close blocks until the other end is dropped.
     fn lingering() -> (TcpStream, TcpStream) {

@@ -283,24 +283,30 @@ mod tests {
         answer
     }
 
+    /// The answer to a request that gets one; again, as long as a side had no CPU for the 2 s that it
+    /// has.
+    fn ask(at: SocketAddr, text: &[u8]) -> String {
+        wait_for("an answer", || request(at, text), |answer| !answer.is_empty())
+    }
+
     #[test]
     fn loopback_valid_requests_are_answered_and_invalid_ones_are_not() {
         let server = MetricsPort::bind(local()).unwrap().serve(|| "up 1\n".into()).unwrap();
         let at = server.addr();
-        let answer = request(at, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+        let answer = ask(at, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
         assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\nup 1\n"), "{answer}");
         assert!(answer.contains("Content-Length: 5\r\n"));
-        assert!(request(at, b"GET /metrics?of=all HTTP/1.1\r\n\r\n").contains("up 1"));
-        assert!(request(at, b"GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
-        assert!(request(at, b"GET /metricsx HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
-        assert!(request(at, b"POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405 "));
-        assert!(request(at, b"no HTTP\r\n\r\n").starts_with("HTTP/1.1 400 "));
+        assert!(ask(at, b"GET /metrics?of=all HTTP/1.1\r\n\r\n").contains("up 1"));
+        assert!(ask(at, b"GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
+        assert!(ask(at, b"GET /metricsx HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
+        assert!(ask(at, b"POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405 "));
+        assert!(ask(at, b"no HTTP\r\n\r\n").starts_with("HTTP/1.1 400 "));
         for nonsense in [&b""[..], b"GET /metrics", &[b'x'; 20_000], b"\xff\xfe\r\n\r\n"] {
             let answer = request(at, nonsense);
             assert!(!answer.starts_with("HTTP/1.1 200"), "{answer}");
         }
         // The server still answers.
-        assert!(request(at, b"GET /metrics HTTP/1.0\r\n\r\n").contains("up 1"));
+        assert!(ask(at, b"GET /metrics HTTP/1.0\r\n\r\n").contains("up 1"));
         drop(server);
         // A program that another test starts has a copy until it executes.
         wait_for("the port to be free", || MetricsPort::bind(at).is_ok(), |is_free| *is_free);
@@ -328,7 +334,7 @@ mod tests {
         assert!((0..1 << 10).any(|_| endless.write_all(&[b'x'; 64 << 10]).is_err()));
         let long = format!("GET /metrics HTTP/1.1\r\na: {}\r\n\r\n", "x".repeat(2 * REQUEST_LEN_MAX));
         assert!(!request(server.addr(), long.as_bytes()).contains("up 1"));
-        assert!(request(server.addr(), b"GET /metrics HTTP/1.1\r\n\r\n").contains("up 1"));
+        assert!(ask(server.addr(), b"GET /metrics HTTP/1.1\r\n\r\n").contains("up 1"));
         assert!(drip.join().unwrap(), "a byte now and then is enough to stay");
         drop((silent, half));
     }
@@ -341,7 +347,7 @@ mod tests {
         let mut idle = TcpStream::connect(server.addr()).unwrap();
         idle.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
         // Other clients are not delayed by it.
-        assert!(request(server.addr(), b"GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
+        assert!(ask(server.addr(), b"GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
         // The server's end of the connection, by its ports: 01 is established.
         let port = |at: io::Result<SocketAddr>| format!(":{:04X}", at.unwrap().port());
         let (theirs, ours) = (port(idle.peer_addr()), port(idle.local_addr()));
@@ -354,16 +360,25 @@ mod tests {
         };
         let start = Instant::now();
         while is_served() {
-            assert!(start.elapsed() < Duration::from_secs(60), "it stays for good");
+            assert!(start.elapsed() < Duration::from_secs(120), "it stays for good");
             thread::sleep(Duration::from_millis(10));
         }
     }
 
     #[test]
     fn loopback_a_slow_page_does_not_delay_other_clients() {
+        // Again, as long as a client had no CPU for the 2 s that the server waits for it.
+        let mut answers = (0..10).map(|_| answers_beside_a_slow_page());
+        let are_right = |[first, second]: &[String; 2]| {
+            first.starts_with("HTTP/1.1 404 ") && second.starts_with("HTTP/1.1 200 ")
+        };
+        assert!(answers.any(|answers| are_right(&answers)), "no two right answers in ten attempts");
+    }
+
+    fn answers_beside_a_slow_page() -> [String; 2] {
         let (begun, begins) = std::sync::mpsc::channel();
         let slow = move || {
-            begun.send(()).unwrap();
+            _ = begun.send(());
             thread::sleep(CLIENT_TIMEOUT + Duration::from_millis(100));
             "up 1\n".into()
         };
@@ -373,13 +388,14 @@ mod tests {
         let mut first = TcpStream::connect(server.addr()).unwrap();
         let mut second = TcpStream::connect(server.addr()).unwrap();
         second.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
-        begins.recv().unwrap();
-        first.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
-        for (mut client, status) in [(first, "HTTP/1.1 404 "), (second, "HTTP/1.1 200 ")] {
+        // Not at all if the second one came too late.
+        _ = begins.recv_timeout(3 * CLIENT_TIMEOUT);
+        _ = first.write_all(b"GET / HTTP/1.1\r\n\r\n");
+        [first, second].map(|mut client| {
             let mut answer = String::new();
-            client.read_to_string(&mut answer).unwrap();
-            assert!(answer.starts_with(status), "{answer}");
-        }
+            _ = client.read_to_string(&mut answer);
+            answer
+        })
     }
 
     #[test]
@@ -387,7 +403,7 @@ mod tests {
         let server = MetricsPort::bind(local()).unwrap().serve(|| "up 1\n".into()).unwrap();
         let connect = || TcpStream::connect(server.addr()).unwrap();
         let silent: Vec<TcpStream> = (0..4 * CLIENTS_MAX).map(|_| connect()).collect();
-        assert!(request(server.addr(), b"GET /metrics HTTP/1.1\r\n\r\n").contains("up 1"));
+        assert!(ask(server.addr(), b"GET /metrics HTTP/1.1\r\n\r\n").contains("up 1"));
         drop(silent);
     }
 
@@ -395,7 +411,7 @@ mod tests {
     fn loopback_a_socket_serves_its_own_page() {
         let socket = crate::Socket::bind("127.0.0.1:0").unwrap();
         let server = socket.handle().serve_metrics(local()).unwrap();
-        let answer = request(server.addr(), b"GET /metrics HTTP/1.1\r\n\r\n");
+        let answer = ask(server.addr(), b"GET /metrics HTTP/1.1\r\n\r\n");
         let mut page = String::new();
         socket.handle().write_metrics(&mut page).unwrap();
         assert!(answer.ends_with(&page) && page.contains("manylane_lane_delivered_total"), "{answer}");

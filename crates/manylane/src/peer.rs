@@ -223,9 +223,16 @@ mod tests {
         assert_eq!(inner_pid(own_pid), Some(own_pid));
     }
 
+    /// A scan that is not over if this thread has no CPU for a while.
+    fn endless_scan() -> Scan {
+        let mut scan = Scan::start();
+        scan.until += Duration::from_secs(3600);
+        scan
+    }
+
     #[test]
     fn a_scan_queries_some_sockets_of_each_process() {
-        let (mut scan, peer) = (Scan::start(), |pid| PeerCred { pid, uid: 1000 });
+        let (mut scan, peer) = (endless_scan(), |pid| PeerCred { pid, uid: 1000 });
         assert!((0..SCAN_SOCKETS_OF_PROCESS_MAX).all(|_| scan.admit(peer(7)).is_ok()));
         let err = scan.admit(peer(7)).unwrap_err();
         assert_eq!(err.kind(), io::ErrorKind::QuotaExceeded);
@@ -237,7 +244,7 @@ mod tests {
 
     #[test]
     fn processes_of_one_user_do_not_exhaust_the_scan() {
-        let mut scan = Scan::start();
+        let mut scan = endless_scan();
         // One process with too many, and many processes with one.
         let own = (0..1000).map(|_| 1).chain(2..1000).map(|pid| PeerCred { pid, uid: 1000 });
         let results: Vec<io::Result<()>> = own.map(|peer| scan.admit(peer)).collect();

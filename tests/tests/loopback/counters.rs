@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use manylane::{LaneCounters, NamedCounters, SteeringBackend, XdpQueue};
+use manylane_test_support::wait_for;
 use manylane_tests::{Client, LaneDriver, Serving, on_every_variant, pattern, send_and_wait};
 
 /// Every counter of a lane, to compare two moments, except that of empty polls.
@@ -105,7 +106,7 @@ on_every_variant! {
     /// they agree.
     fn counters_only_grow_while_lanes_run(variant) {
         let serving = Serving::echo(variant.builder("127.0.0.1:0").open().unwrap());
-        let stop = AtomicBool::new(false);
+        let (stop, has_read) = (AtomicBool::new(false), AtomicBool::new(false));
         let (reads, last) = thread::scope(|scope| {
             let reader = scope.spawn(|| {
                 let (mut reads, mut last) = (0_u64, LaneCounters::default());
@@ -115,11 +116,14 @@ on_every_variant! {
                     let grew = counts(&last).iter().zip(counts(&now)).all(|(then, now)| *then <= now);
                     assert!(grew, "{last:?} then {now:?}");
                     (reads, last) = (reads + 1, now);
+                    has_read.store(true, Ordering::Relaxed);
                     if ending {
                         return (reads, last);
                     }
                 }
             });
+            // It may be long until its thread gets a CPU.
+            wait_for("the first read", || has_read.load(Ordering::Relaxed), |has_read| *has_read);
             let clients: Vec<_> = (0..4).map(|_| Client::to(serving.addr)).collect();
             for round in 0..200 {
                 clients.iter().for_each(|client| client.send(&pattern(round, 90)));

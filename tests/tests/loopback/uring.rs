@@ -9,7 +9,7 @@ use std::time::Duration;
 use manylane::{Builder, Engine, Lane, Socket};
 use manylane_sys::epoll::Epoll;
 use manylane_test_support::seccomp::{self, Syscall};
-use manylane_tests::{Client, Serving, TEST_TIMEOUT, need_uring};
+use manylane_tests::{Client, Serving, TEST_TIMEOUT, need_uring, send_and_wait};
 
 fn builder() -> Builder {
     let mut builder = Builder::new("127.0.0.1:0").unwrap();
@@ -23,7 +23,7 @@ fn lane(socket: Socket) -> Lane {
 }
 
 fn send(client: &Client, numbers: std::ops::Range<u32>) {
-    numbers.for_each(|number| client.send(&number.to_ne_bytes()));
+    send_and_wait(|| numbers.for_each(|number| client.send(&number.to_ne_bytes())));
 }
 
 /// Receives without waiting.

@@ -49,8 +49,19 @@ fn start_echo(a: &Host, b: &Host, change: impl FnOnce(&mut Builder) + Send) -> (
     (serving, client)
 }
 
+/// Again, as long as a process has not replied in the time that it has for it.
 fn capture_points(host: &Host) -> Targets {
-    host.run(|| find_targets(None)).unwrap()
+    wait_for(
+        "replies in time",
+        || host.run(|| find_targets(None)).unwrap(),
+        |found| !found.refused.iter().any(|(_, why)| why.contains("no reply")),
+    )
+}
+
+/// Starts the capture of the only socket; again, as long as it has not replied in time.
+fn start(host: &Host, snaplen: usize, buffer_bytes: usize) -> Capture {
+    let start = || Capture::start(only_point(host), snaplen, buffer_bytes);
+    wait_for("a capture", start, Result::is_ok).unwrap()
 }
 
 fn only_point(host: &Host) -> Vec<Target> {
@@ -113,7 +124,7 @@ fn netns_capture_contains_every_request_and_reply() {
     assert_eq!((point.pid(), point.address(), point.captured_by()), (std::process::id(), serving.addr, None));
     assert_eq!(point.devices().collect::<Vec<_>>(), [b.device(0)]);
     assert_eq!(point.lanes(), serving.handle.lane_ids());
-    let mut capture = Capture::start(points, SNAPLEN_MAX, BUFFER_BYTES).unwrap();
+    let mut capture = start(b, SNAPLEN_MAX, BUFFER_BYTES);
     let before = serving.handle.counters().total();
     for n in 0..DATAGRAMS_EACH {
         for (flow, client) in clients.iter().enumerate() {
@@ -176,7 +187,7 @@ fn netns_capture_contains_every_request_and_reply() {
 /// Starts the capture of the only socket, after the end of the previous one has been noticed.
 fn restart(host: &Host, snaplen: usize) -> Capture {
     wait_for("the end of the last capture", || only_point(host)[0].captured_by(), Option::is_none);
-    Capture::start(only_point(host), snaplen, BUFFER_BYTES).unwrap()
+    start(host, snaplen, BUFFER_BYTES)
 }
 
 #[test]
@@ -184,7 +195,7 @@ fn netns_capture_contains_refused_frames() {
     let Some((testbed, _alone)) = testbed("netns_capture_contains_refused_frames", 1) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let (serving, _client) = start_echo(a, b, |_| ());
-    let mut capture = Capture::start(only_point(b), SNAPLEN_MAX, BUFFER_BYTES).unwrap();
+    let mut capture = start(b, SNAPLEN_MAX, BUFFER_BYTES);
     let from = SocketAddr::new(a.ip4(0).into(), 4444);
     let plan =
         UdpFrame { payload: b"broken", ..UdpFrame::new(Mac(a.mac(0)), Mac(b.mac(0)), from, serving.addr) };
@@ -219,7 +230,7 @@ fn netns_capture_counts_drops_of_a_full_ring() {
     const PINGS: u64 = 100;
     let (a, b) = (testbed.host(0), testbed.host(1));
     let (serving, client) = start_echo(a, b, |builder| _ = builder.lanes(1));
-    let mut capture = Capture::start(only_point(b), SNAPLEN_MAX, 0).unwrap();
+    let mut capture = start(b, SNAPLEN_MAX, 0);
     let payload = pattern(7, 1400);
     for _ in 0..PINGS {
         client.send(&payload);
@@ -255,7 +266,10 @@ fn child_captures() {
     if !is_child("child_captures") {
         return;
     }
-    let mut capture = Capture::start(find_targets(None).unwrap().targets, SNAPLEN_MAX, 0).unwrap();
+    let targets = || find_targets(None).unwrap().targets;
+    let found = || wait_for("the socket", targets, |found| !found.is_empty());
+    let start = || Capture::start(found(), SNAPLEN_MAX, 0);
+    let mut capture = wait_for("a capture", start, Result::is_ok).unwrap();
     while capture.next_frame().is_none() {}
     report("capturing");
     wait_for_parent();
@@ -297,7 +311,7 @@ fn netns_capture_continues_when_a_lane_is_removed() {
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let (serving, client) = start_echo(a, b, |_| ());
-    let mut capture = Capture::start(only_point(b), SNAPLEN_MAX, BUFFER_BYTES).unwrap();
+    let mut capture = start(b, SNAPLEN_MAX, BUFFER_BYTES);
     client.ping();
     let seen = drain(&mut capture);
     assert_eq!(seen.len(), 2);

@@ -18,8 +18,23 @@ pub(crate) fn open(host: &Host, ip: IpAddr, change: impl FnOnce(&mut Builder) + 
     host.run(move || {
         let mut builder = Builder::new((ip, 0)).unwrap();
         change(builder.recv_buffer(RECV_BUFFER_BYTES));
-        builder.open().unwrap()
+        open_when_released(&mut builder)
     })
+}
+
+/// Openings, of 30 s each, in which the kernel has to release the queues of the socket before: on a
+/// machine that is busy, a grace period and the RTNL lock take this long now and then.
+const OPENINGS_MAX: u32 = 4;
+
+/// Opens a socket; again as long as the kernel has not released queues of an earlier one.
+pub(crate) fn open_when_released(builder: &mut Builder) -> Socket {
+    for _ in 1..OPENINGS_MAX {
+        match builder.open() {
+            Err(err) if err.to_string().contains("the kernel has not released ") => {}
+            opened => return opened.unwrap(),
+        }
+    }
+    builder.open().unwrap()
 }
 
 /// The lanes of `socket` by hand; added lanes are in `host`, too.

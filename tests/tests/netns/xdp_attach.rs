@@ -12,6 +12,7 @@ use std::time::Duration;
 use crate::netns_support::{RECV_BUFFER_BYTES, lane_driver, wait_until};
 use crate::xdp_support::{PORT, ipv4_layout, programs, testbed, xdp, xdp_count};
 use aya::programs::loaded_links;
+use manylane::Builder;
 use manylane_sys::sock;
 use manylane_test_support::{bpf_link, wait_for};
 use manylane_testbed::Host;
@@ -19,12 +20,18 @@ use manylane_tests::{LaneDriver, retry_eintr};
 
 /// Number of datagrams before the next step.
 const DATAGRAMS: u64 = 1000;
+/// Entries of a ring. It has room for what the sender is ahead while the socket opens and as much
+/// after that, so that a busy machine loses nothing.
+const RING_ENTRIES: u32 = 8192;
+const AHEAD_MAX: u64 = 4000;
 
 /// State of a continuous sender: its counters, and its commands.
 #[derive(Default)]
 struct Sender {
     to_ours: AtomicU64,
     to_other: AtomicU64,
+    /// The number that the first one is sent next to, at most; 0 for no limit.
+    to_ours_max: AtomicU64,
     /// Stop sending to the first one; `has_left` when done.
     leave_ours: AtomicBool,
     has_left: AtomicBool,
@@ -45,12 +52,22 @@ impl Sender {
             next(&self.to_other, other);
             if self.leave_ours.load(Ordering::Relaxed) {
                 self.has_left.store(true, Ordering::Release);
-            } else {
+            } else if self.has_room() {
                 next(&self.to_ours, ours);
             }
             thread::sleep(Duration::from_micros(100));
         }
         self.ended.store(true, Ordering::Release);
+    }
+
+    /// Lets it send to the first one until this number.
+    fn limit_ours(&self, maximum: u64) {
+        self.to_ours_max.fetch_max(maximum, Ordering::Relaxed);
+    }
+
+    fn has_room(&self) -> bool {
+        let maximum = self.to_ours_max.load(Ordering::Relaxed);
+        maximum == 0 || self.to_ours.load(Ordering::Relaxed) < maximum
     }
 
     /// Continues until this many more have been sent to the other one.
@@ -133,9 +150,11 @@ fn check_open_close(a: &Host, b: &Host, generic: bool, by_force: bool) -> bool {
         let others = scope.spawn(|| recv_all(&other, &sender));
         let ending = StopOnDrop(&sender);
         sender.send_more(DATAGRAMS);
-        // Rings for almost a second, so that a busy machine loses nothing.
-        let mut driver =
-            lane_driver(b, xdp(b, ours, |builder| _ = builder.xdp_ring(8192).xdp_generic(generic)));
+        let open = |builder: &mut Builder| _ = builder.xdp_ring(RING_ENTRIES).xdp_generic(generic);
+        let limit = || sender.limit_ours(sender.to_ours.load(Ordering::Relaxed) + AHEAD_MAX);
+        limit();
+        let mut driver = lane_driver(b, xdp(b, ours, open));
+        limit();
         let handle = driver.handle.clone();
         let total = || handle.counters().total();
         let by_companion = || total().delivered - total().delivered_by_xdp;
@@ -143,6 +162,10 @@ fn check_open_close(a: &Host, b: &Host, generic: bool, by_force: bool) -> bool {
         let mut take_until = |what: &str, done: &dyn Fn(&BTreeSet<u64>) -> bool| {
             let receive = || {
                 recv_new(&mut driver, &mut got);
+                // Whatever was sent before the first one that came was for nobody.
+                if let Some(first) = got.first() {
+                    sender.limit_ours(first + got.len() as u64 + AHEAD_MAX);
+                }
                 (done(&got), got.first().copied(), got.last().copied(), got.len(), total())
             };
             wait_for(&format!("{what} (done, first, last, number)"), receive, |(done, ..)| *done);

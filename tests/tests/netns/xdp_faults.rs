@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::faults_support::{Child, Resource, Signal, is_child, report, set_limit, status, wait_for_parent};
 use crate::netns_support::{client, echo, lane_driver, open, wait_for_arrived};
@@ -11,11 +11,14 @@ use crate::xdp_support::{PORT, programs, two_queues, xdp_builder};
 use manylane::{Builder, Engine, ErrorKind, Socket};
 use manylane_sys::packet::PacketSocket;
 use manylane_test_support::wait_for;
-use manylane_tests::{Client, LaneDriver, Serving, TEST_TIMEOUT};
+use manylane_tests::{Client, LaneDriver, Serving};
 use manylane_wire::checksum::checksum;
 use manylane_wire::ethernet::Mac;
 use manylane_wire::frame::UdpFrame;
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
+
+/// Shorter than the time after which a next hop that is not used is forgotten.
+const UNUSED_MAX: Duration = Duration::from_secs(3);
 
 fn serve_echo(socket: Socket) -> Serving {
     Serving::start(socket, |batch, out| {
@@ -61,11 +64,14 @@ fn netns_xdp_a_killed_process_leaves_nothing() {
     child.signal(Signal::KILL);
     // It is named until it has ended. Then there is no obstacle: its port was opened first, and is
     // closed last by the kernel.
-    let named = format!("process {} (", child.pid());
+    // Before its last descriptor is closed, no process may be visible that has it open.
+    let process = format!("process {} (", child.pid());
+    let named = [&*process, "no visible process", "the kernel has not released "];
     let mut next = None;
     let open = || b.run(|| xdp_builder(b).open()).map(|socket| next = Some(socket));
     wait_for("the end of the child", open, |opened| {
-        opened.as_ref().map_err(|err| assert!(err.to_string().contains(&named), "{err}")).is_ok()
+        let is_named = |err: &str| named.iter().any(|name| err.contains(name));
+        opened.as_ref().map_err(|err| assert!(is_named(&err.to_string()), "{err}")).is_ok()
     })
     .unwrap();
     let serving = b.run(|| serve_echo(next.unwrap()));
@@ -123,14 +129,21 @@ fn child_drops_its_privileges() {
     wait_for_parent();
     let total = serving.stop().unwrap().total();
     assert_eq!((total.delivered, total.delivered_by_xdp, total.sent), (2500, 2500, 2500), "{total:#?}");
-    // More than the replies to the first peer and one later one: the next hops of all were
-    // resolved.
-    assert!(total.sent_by_xdp > 1500, "{total:#?}");
+    report(&total.sent_by_xdp.to_string());
 }
 
 #[test]
 fn netns_xdp_needs_no_privilege_after_open() {
-    let Some(testbed) = two_queues("netns_xdp_needs_no_privilege_after_open") else { return };
+    // More than the replies to the first peer and one later one: the next hops of all were
+    // resolved. Again, as long as the thread that follows routes had no CPU for so many.
+    wait_for("more than 1500 replies past the stack", sent_by_xdp_without_privileges, |sent| {
+        sent.is_none_or(|sent| sent > 1500)
+    });
+}
+
+/// Replies past the stack, of 2500; none without root.
+fn sent_by_xdp_without_privileges() -> Option<u64> {
+    let testbed = two_queues("netns_xdp_needs_no_privilege_after_open")?;
     let (a, b) = (testbed.host(0), testbed.host(1));
     let child = Child::start_in(b, "child_drops_its_privileges");
     assert_eq!(child.line(), "serving");
@@ -150,7 +163,10 @@ fn netns_xdp_needs_no_privilege_after_open() {
             client.ping();
         }
     }
+    let child = child.release();
+    let sent = child.line().parse().unwrap();
     child.finish();
+    Some(sent)
 }
 
 #[test]
@@ -179,14 +195,14 @@ fn netns_xdp_a_changed_peer_mac_is_used() {
         .unwrap();
         // A reply that is sent before the change has been followed goes to a stale address, as one
         // of the kernel would. The request is repeated.
-        client.socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+        // By another client: a further reply may come at any time.
+        let asker = crate::netns_support::client(a, a.ip(0, false), serving.addr);
+        asker.socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
         let ask = || {
-            client.send(b"there?");
-            client.try_recv()
+            asker.send(b"there?");
+            asker.try_recv()
         };
         wait_for("a reply", ask, Option::is_some);
-        while client.try_recv().is_some() {}
-        client.socket.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         let before = by_xdp();
         wait_for("a datagram by XDP", ping_by_xdp, |count| *count > before);
     }
@@ -206,6 +222,17 @@ fn netns_xdp_unrelated_address_and_link_changes_keep_replies() {
     let port = driver.addr().port();
     let one = client(a, a.ip4(0).into(), SocketAddr::new(b.ip4(0).into(), port));
     wait_for("a reply by XDP", || ping(&mut driver, &one), |(_, by_xdp)| *by_xdp);
+    let mut last = Instant::now();
+    let mut assert_by_xdp = |driver: &mut LaneDriver, lines: &str| {
+        let before = std::mem::replace(&mut last, Instant::now());
+        let seen = ping(driver, &one);
+        if before.elapsed() < UNUSED_MAX {
+            assert_eq!(seen, (true, true), "{lines}");
+        } else {
+            // This thread had no CPU for so long that the next hop may have been forgotten.
+            wait_for("a reply by XDP again", || ping(driver, &one), |(_, by_xdp)| *by_xdp);
+        }
+    };
     let device = b.device(0);
     for lines in [
         // An address is usable only after duplicate address detection, which takes a second or
@@ -220,7 +247,7 @@ fn netns_xdp_unrelated_address_and_link_changes_keep_replies() {
         thread::scope(|scope| {
             let settling = scope.spawn(|| b.wait_for_addrs(0).unwrap());
             while !settling.is_finished() {
-                assert_eq!(ping(&mut driver, &one), (true, true), "{lines}");
+                assert_by_xdp(&mut driver, &lines);
             }
         });
     }
@@ -228,7 +255,7 @@ fn netns_xdp_unrelated_address_and_link_changes_keep_replies() {
     let other = client(a, a.ip4(0).into(), SocketAddr::new("10.77.0.77".parse().unwrap(), port));
     wait_for("a reply", || ping(&mut driver, &other), |(arrived, _)| *arrived);
     for _ in 0..50 {
-        assert_eq!(ping(&mut driver, &one), (true, true));
+        assert_by_xdp(&mut driver, "all of them");
     }
 }
 

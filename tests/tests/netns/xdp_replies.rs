@@ -17,8 +17,6 @@ use manylane_wire::checksum::Sum;
 use manylane_wire::ethernet::{Mac, Vlan, ether_type};
 use manylane_wire::frame::{Frame, UdpFrame};
 
-/// Maximum number of replies through the companion, which the kernel needs to resolve the peer.
-const ATTEMPTS_MAX: usize = 50;
 /// Longer than a request.
 const SUFFIX: &[u8] = b" and more than was asked for";
 
@@ -184,13 +182,10 @@ impl<'t> FramePeer<'t> {
         }
     }
 
-    /// The replies to a request, all past the kernel.
+    /// The replies to a request, all past the kernel: again as long as it has to resolve the peer.
     fn exchange_by_xdp(&self, request: &[u8], count: usize) -> Vec<Vec<u8>> {
-        let asked = (0..ATTEMPTS_MAX).find_map(|_| {
-            let (replies, by_xdp) = self.exchange(request, count);
-            by_xdp.then_some(replies)
-        });
-        asked.expect("replies past the kernel")
+        let exchange = || self.exchange(request, count);
+        wait_for("replies past the kernel", exchange, |(_, by_xdp)| *by_xdp).0
     }
 
     /// Sends a request with method `how`, and compares all replies.

@@ -9,7 +9,7 @@ use manylane_tests::Client;
 use manylane_wire::ethernet::Mac;
 use manylane_wire::frame::UdpFrame;
 
-use crate::netns_support::RECV_BUFFER_BYTES;
+use crate::netns_support::{RECV_BUFFER_BYTES, open_when_released};
 
 /// The testbed of `layout`, for the test `name`.
 pub(crate) fn testbed(name: &str, layout: &Layout) -> Option<Testbed> {
@@ -26,10 +26,6 @@ pub(crate) fn ipv4_layout(queues: u32) -> Layout {
     Layout { ipv6: false, queues, ..Layout::default() }
 }
 
-/// Openings, of 30 s each, in which the kernel has to release the queues of the socket before: on a
-/// machine that is busy, a grace period and the RTNL lock take this long now and then.
-const OPENINGS_MAX: u32 = 4;
-
 /// Opens a socket of engine `xdp` with two lanes at `addr`.
 pub(crate) fn xdp(
     host: &Host,
@@ -40,13 +36,7 @@ pub(crate) fn xdp(
     host.run(move || {
         let mut builder = Builder::new(addr).unwrap();
         change(builder.engine(Engine::Xdp).lanes(2).recv_buffer(RECV_BUFFER_BYTES));
-        for _ in 1..OPENINGS_MAX {
-            match builder.open() {
-                Err(err) if err.to_string().contains("the kernel has not released ") => {}
-                opened => return opened.unwrap(),
-            }
-        }
-        builder.open().unwrap()
+        open_when_released(&mut builder)
     })
 }
 

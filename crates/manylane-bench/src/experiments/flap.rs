@@ -30,7 +30,7 @@ pub const RECEIVERS: [Kind; 2] = [Kind::LaneMmsg, Kind::LaneXdp];
 /// Time for which a link stays down.
 const LINK_DOWN_TIME: Duration = Duration::from_millis(20);
 /// Timeout of the first datagram.
-const FIRST_DATAGRAM_TIMEOUT: Duration = Duration::from_secs(5);
+const FIRST_DATAGRAM_TIMEOUT: Duration = Duration::from_secs(60);
 /// Port of the second socket: no datagrams are sent to it.
 const UNUSED_PORT: u16 = 9;
 /// The link of the events.

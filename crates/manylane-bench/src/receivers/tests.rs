@@ -43,7 +43,7 @@ fn send_requests(to: std::net::SocketAddr) {
     let mut buffer = [0; 2000];
     for source in 0..4_u8 {
         let client = UdpSocket::bind("127.0.0.1:0").unwrap();
-        client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
         client.connect(to).unwrap();
         for number in 0..100_usize {
             let payload = vec![source; number * 13];

@@ -23,6 +23,7 @@ fn run(host: Option<&Host>, words: &[&str]) -> Output {
 }
 
 /// A running program, and its first output; killed when the test fails.
+#[derive(Debug)]
 struct Running {
     child: Child,
     lines: Lines<BufReader<ChildStderr>>,
@@ -30,13 +31,28 @@ struct Running {
 }
 
 impl Running {
-    fn start(mut command: Command, words: &[&str], says: &str) -> Self {
+    fn start(command: Command, words: &[&str], says: &str) -> Self {
+        Self::try_start(command, words, says).unwrap()
+    }
+
+    /// Starts a capture; again, as long as the process has not replied in time.
+    fn capture(command: impl Fn() -> Command, words: &[&str]) -> Self {
+        let words = [&["capture"], words].concat();
+        let start = || Self::try_start(command(), &words, "capturing process ");
+        let is_late = |line: &String| line.contains("no reply");
+        wait_for("a capture", start, |started| !started.as_ref().is_err_and(is_late)).unwrap()
+    }
+
+    /// The error is the first line if it is another one.
+    fn try_start(mut command: Command, words: &[&str], says: &str) -> Result<Self, String> {
         command.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let first = lines.next().unwrap().unwrap();
-        let first = first.strip_prefix(says).unwrap_or_else(|| panic!("{first}")).to_owned();
-        Self { child, lines, first }
+        // From here on it is killed on drop.
+        let mut running = Self { child, lines, first };
+        running.first = running.first.strip_prefix(says).ok_or(&running.first)?.to_owned();
+        Ok(running)
     }
 
     fn pid(&self) -> String {
@@ -74,7 +90,7 @@ fn echo(host: &Host, port: u16) -> Running {
 /// Sends `count` requests, and expects a reply to each.
 fn ask(host: &Host, server: &str, count: u64) {
     let count = count.to_string();
-    let words = ["send", server, "--expect", "echo", "--count", &count, "--rate", "2k", "--timeout", "60s"];
+    let words = ["send", server, "--expect", "echo", "--count", &count, "--rate", "2k", "--timeout", "120s"];
     let output = run(Some(host), &words);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
 }
@@ -125,22 +141,27 @@ fn netns_capture_writes_complete_files() {
     let device = b.device(0).to_owned();
     let server = echo(b, 4242);
     let addr = server.first.clone();
-    let within = |host: &Host, words: &[&str]| {
-        Running::start(host.command(PROGRAM).unwrap(), &[&["capture"], words].concat(), "capturing process ")
-    };
+    let within = |host: &Host, words: &[&str]| Running::capture(|| host.command(PROGRAM).unwrap(), words);
     // The first replies leave through the kernel. From here on, they leave past the stack.
     ask(a, &addr, 200);
 
     // By process id, from outside, until Ctrl-C. The capture has all requests and replies.
     let path = file("capture-ctrl-c.pcapng");
-    let words = ["capture", &server.pid(), "-w", path.to_str().unwrap()];
-    let capture = Running::start(Command::new(PROGRAM), &words, "capturing process ");
-    assert!(capture.first.contains(&addr) && capture.first.contains(&device), "{}", capture.first);
-    ask(a, &addr, 300);
-    capture.signal("INT");
-    let (code, out, said) = capture.end();
+    let captured = || {
+        let pid = server.pid();
+        let words = [&*pid, "-w", path.to_str().unwrap()];
+        let capture = Running::capture(|| Command::new(PROGRAM), &words);
+        assert!(capture.first.contains(&addr) && capture.first.contains(&device), "{}", capture.first);
+        ask(a, &addr, 300);
+        capture.signal("INT");
+        capture.end()
+    };
+    // Again, as long as the thread that follows routes had no CPU, so that a reply left through the
+    // kernel.
+    let (code, out, said) = wait_for("600 frames", captured, |(_, _, said)| {
+        said.contains("600 frames captured: 300 received, 300 sent")
+    });
     assert_eq!((code, out.len()), (Some(0), 0), "{said}");
-    assert!(said.contains("600 frames captured: 300 received, 300 sent"), "{said}");
     let all = Found { interfaces: vec![device.clone()], received: 300, sent: 300, statistics: 1 };
     assert_eq!(read(&fs::read(&path).unwrap()), all);
 
@@ -194,12 +215,14 @@ fn netns_capture_lists_the_sockets_if_there_are_several() {
     let addr = format!("{}:4343", b.ip4(1));
     let words = ["echo", &addr, "--engine", "xdp", "--lanes", "1", "--interval", "0"];
     let second = Running::start(b.command(PROGRAM).unwrap(), &words, "listening on ");
-    let output = run(Some(b), &["capture", "-w", "/dev/null"]);
-    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    // Again, as long as one of them has not replied in time.
+    let capture = || run(Some(b), &["capture", "--duration", "10ms", "-w", "/dev/null"]);
+    let output = wait_for("both sockets", capture, |output| output.status.code() == Some(2));
     for known in [&first.pid(), &first.first, &second.pid(), &addr] {
         assert!(stderr(&output).contains(known), "{known} is not in {}", stderr(&output));
     }
-    let output = run(Some(b), &["capture", &addr, "--duration", "10ms"]);
+    let capture = || run(Some(b), &["capture", &addr, "--duration", "10ms"]);
+    let output = wait_for("a reply in time", capture, |output| !stderr(output).contains("no reply"));
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert_eq!(read(&output.stdout).interfaces, [b.device(1)]);
     // Host 0 has no socket with engine xdp.

@@ -124,7 +124,9 @@ fn netns_doctor_names_the_dropping_socket_and_its_count() {
     assert!(rows(&document, "socket-drops").is_empty());
     // The count of a closed socket stays.
     drop(socket);
-    let (document, code) = json(host, &["doctor"]);
+    let is_closed = |document: &Value| !rows(document, "receive-buffer-full").is_empty();
+    let (document, code) =
+        wait_for("the end of copies", || json(host, &["doctor"]), |(document, _)| is_closed(document));
     let [row] = rows(&document, "receive-buffer-full")[..] else { panic!("{document}") };
     assert_eq!((row["lost"].as_u64(), code), (Some(lost), 1));
 }

@@ -72,7 +72,7 @@ fn loopback_echo_answers_every_request() {
         let echo = Echo::start(&["--lanes", lanes, "--recv-buffer", "4M"]);
         let asked = count.to_string();
         let words = ["send", &echo.addr, "--expect", "echo", "--count", &asked, "--rate", "5k", "--json"];
-        let output = run(&[&words[..], &["--size", size, "--flows", "3", "--timeout", "60s"]].concat());
+        let output = run(&[&words[..], &["--size", size, "--flows", "3", "--timeout", "120s"]].concat());
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
         let sent = document(&stdout(&output));
         assert_eq!(sent["schema"], "manylane.send.v1");
@@ -119,7 +119,7 @@ fn loopback_fixed_replies_and_their_absence() {
     });
     let ask = |payload: &str| {
         let words = ["send", &addr, "--payload", payload, "--expect", "text:pong", "--count", "20", "--json"];
-        let output = run(&words);
+        let output = run(&[&words[..], &["--timeout", "120s"]].concat());
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
         document(&stdout(&output))["rows"][0].clone()
     };
@@ -164,11 +164,12 @@ fn loopback_the_generator_sends_the_exact_count() {
 #[test]
 fn loopback_busy_poll_and_an_unavailable_engine() {
     let words = ["--lanes", "2", "--wait", "spin:200", "--interface", "nosuch0", "--xdp-vlan", "5"];
-    let echo = Echo::start(&[&words[..], &["--xdp-vlan", "100.5", "--recv-buffer", "4M"]].concat());
+    let more = ["--xdp-vlan", "100.5", "--recv-buffer", "4M"];
+    let echo = Echo::start(&[&words[..], &more].concat());
     assert!(echo.how.starts_with("2 lanes, engine ") && echo.how.contains(" (not xdp: "), "{}", echo.how);
     assert!(echo.how.contains("there is no device nosuch0"), "{}", echo.how);
     let words =
-        ["send", &echo.addr, "--expect", "echo", "--count", "500", "--rate", "2k", "--timeout", "60s"];
+        ["send", &echo.addr, "--expect", "echo", "--count", "500", "--rate", "2k", "--timeout", "120s"];
     let output = run(&words);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let served = echo.end("TERM");
@@ -188,7 +189,7 @@ fn loopback_echo_uses_and_reports_the_wait_policy() {
         let echo = Echo::start(&["--lanes", "1", "--wait", wait]);
         assert!(echo.how.ends_with(&format!(", wait {wait}")), "{}", echo.how);
         let words =
-            ["send", &echo.addr, "--expect", "echo", "--count", "200", "--rate", "2k", "--timeout", "60s"];
+            ["send", &echo.addr, "--expect", "echo", "--count", "200", "--rate", "2k", "--timeout", "120s"];
         let output = run(&words);
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
         let served = echo.end("TERM");
@@ -205,10 +206,15 @@ fn loopback_echo_uses_and_reports_the_wait_policy() {
 
 /// The page that a client of the metrics gets.
 fn scrape(at: &str) -> String {
-    let mut stream = TcpStream::connect(at).unwrap();
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n").unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
+    let ask = || {
+        let mut stream = TcpStream::connect(at).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).map(|_| answer).map_err(|err| err.kind())
+    };
+    // The server waits 2 s for a client, which may have no CPU for so long.
+    let answer = wait_for("an answer", ask, |answer| answer.as_ref().is_ok_and(|text| !text.is_empty()));
+    let answer = answer.unwrap();
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
     answer
 }
@@ -236,7 +242,7 @@ fn loopback_metrics_are_the_counters_of_the_lanes() {
     };
     assert_eq!((sum("manylane_lanes{"), sum("manylane_lane_delivered_total{")), (2, 0));
     let client = UdpSocket::bind("127.0.0.1:0").unwrap();
-    client.set_read_timeout(Some(Duration::from_secs(100))).unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
     for _ in 0..100 {
         client.send_to(b"x", &addr).unwrap();
         // A wait with a timeout ends when the process was stopped for a moment.

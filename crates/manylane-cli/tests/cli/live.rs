@@ -15,12 +15,17 @@ use manylane_testbed::{Host, Layout, Testbed, skip};
 use serde_json::Value;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_manylane");
-const TEST_TIMEOUT: Duration = Duration::from_secs(100);
+const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Runs the program inside `host`, or here.
+/// Runs the program inside `host`, or here; again as long as a process has not replied within the
+/// 2 s that it has for it, because it had no CPU.
 fn run(host: Option<&Host>, words: &[&str]) -> Output {
-    let mut command = host.map_or_else(|| Command::new(PROGRAM), |host| host.command(PROGRAM).unwrap());
-    command.args(words).stdin(Stdio::null()).output().unwrap()
+    let run = || {
+        let mut command = host.map_or_else(|| Command::new(PROGRAM), |host| host.command(PROGRAM).unwrap());
+        command.args(words).stdin(Stdio::null()).output().unwrap()
+    };
+    let is_late = |text: &[u8]| String::from_utf8_lossy(text).contains("does not reply in time");
+    wait_for("a reply in time", run, |output| !is_late(&output.stdout) && !is_late(&output.stderr))
 }
 
 /// The output of a command that succeeds.

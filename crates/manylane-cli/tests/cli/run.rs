@@ -394,10 +394,14 @@ fn metrics_are_served_while_it_runs_and_signals_stay_the_launchers() {
     let at = lines.find_map(|line| Some(line.strip_prefix("metrics at http://")?.to_owned())).unwrap();
     let mut out = BufReader::new(child.stdout.take().unwrap());
     out.read_line(&mut String::new()).unwrap();
-    let mut stream = std::net::TcpStream::connect(at.strip_suffix("/metrics").unwrap()).unwrap();
-    stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
-    let mut page = String::new();
-    stream.read_to_string(&mut page).unwrap();
+    let ask = || {
+        let mut stream = std::net::TcpStream::connect(at.strip_suffix("/metrics").unwrap()).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+        let mut page = String::new();
+        stream.read_to_string(&mut page).map(|_| page).map_err(|err| err.kind())
+    };
+    // The launcher waits 2 s for a client, which may have no CPU for so long.
+    let page = wait_for("a page", ask, |page| page.as_ref().is_ok_and(|page| !page.is_empty())).unwrap();
     assert!(page.contains("\nmanylane_run_processes_total 1\n"), "{page}");
     assert!(page.contains("\nmanylane_run_lanes 0\n"), "{page}");
     let kill = Command::new("kill").args(["-s", "TERM", &child.id().to_string()]).status().unwrap();

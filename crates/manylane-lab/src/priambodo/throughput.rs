@@ -224,7 +224,11 @@ mod tests {
             eprintln!("skipped: cannot bind memory ({err})");
             return;
         }
-        let got = measure_rate(&mut setup, METHODS[0], Some(&node), Duration::from_millis(100)).unwrap();
+        let mut measure =
+            || measure_rate(&mut setup, METHODS[0], Some(&node), Duration::from_millis(100)).unwrap();
+        // Again, as long as the receiver had no CPU.
+        let got =
+            (0..10).map(|_| measure()).find(|got| got.delivered > 0).expect("a datagram in ten samples");
         assert!(got.delivered > 0 && got.delivered + got.dropped <= got.sent, "{got:?}");
         // Only the receiver's threads are bound.
         assert_eq!(numa::bound_nodes().unwrap(), Vec::<usize>::new());

@@ -32,10 +32,10 @@ const WINDOW_MAX: u64 = 16_384;
 const FRAMES_PPS: f64 = 500_000.0;
 const FRAMES_RING_SIZE: u32 = 4096;
 /// Time without progress, while units are sent, after which readers count as stopped.
-const STALL_TIMEOUT: Duration = Duration::from_secs(5);
+const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time without progress, after all units are sent, after which missing units count as lost. It is
 /// not included in the result.
-const IDLE_TIMEOUT: Duration = Duration::from_millis(500);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval at which progress is checked.
 const POLL_INTERVAL: Duration = Duration::from_micros(20);
 

@@ -182,7 +182,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(20));
             peer.send_to(b"x", to).unwrap()
         });
-        let long = timespec { tv_sec: 10, tv_nsec: 0 };
+        let long = timespec { tv_sec: 120, tv_nsec: 0 };
         assert_eq!(polled(&entries, long), (1, vec![0, POLLIN, 0]));
         sender.join().unwrap();
     }

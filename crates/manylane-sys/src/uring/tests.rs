@@ -316,6 +316,7 @@ fn stop_delivers_completed_messages_and_leaves_the_rest_queued() {
 
 #[test]
 fn the_port_is_free_as_soon_as_ring_and_socket_are_closed() {
+    let mut taken = 0;
     for receives in [false, true] {
         for _ in 0..20 {
             let (server, client) = pair();
@@ -327,9 +328,12 @@ fn the_port_is_free_as_soon_as_ring_and_socket_are_closed() {
             }
             drop(recv);
             drop(server);
-            UdpSocket::bind(addr).unwrap();
+            taken += u32::from(UdpSocket::bind(addr).is_err());
         }
     }
+    // Another test may have the port by now, or start a program that has a copy of the socket until
+    // it executes: now and then, and not each time.
+    assert!(taken <= 4, "{taken} of 40 ports were not free");
 }
 
 #[test]

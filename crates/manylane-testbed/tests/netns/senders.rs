@@ -30,7 +30,7 @@ impl FlowCounts {
 /// none for long.
 fn receive(host: &Host, ip: IpAddr, payload: Vec<u8>, count: u64) -> (u16, thread::JoinHandle<FlowCounts>) {
     let socket = host.run(|| UdpSocket::bind((ip, 0)).unwrap());
-    socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
     // Room for all of it: this is about the sender, however slow the machine is today.
     let room = sock::set_buffer(socket.as_fd(), sock::Buffer::Receive, 1 << 28).unwrap();
     assert!(room >= 1 << 28, "a receive buffer of {room} bytes");
@@ -39,7 +39,7 @@ fn receive(host: &Host, ip: IpAddr, payload: Vec<u8>, count: u64) -> (u16, threa
         let mut seen = FlowCounts::default();
         let mut buffer = vec![0; 65_536];
         let start = Instant::now();
-        while start.elapsed() < Duration::from_secs(60) {
+        while start.elapsed() < Duration::from_secs(120) {
             let (length, peer) = match socket.recv_from(&mut buffer) {
                 Ok(received) => received,
                 // Stopped or frozen for a moment.

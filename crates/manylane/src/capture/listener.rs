@@ -361,11 +361,14 @@ mod tests {
             found.retain(|point| point.address() == address);
             found
         };
+        // Again, as long as its thread had no CPU for the seconds that it has for a reply.
+        let found = || wait_for("the socket", ours, |found| !found.is_empty());
         let mut first = point.tap(LaneId(1));
         drop(point.tap(LaneId(2)));
         frame(&mut first, b"before");
-        assert_eq!(ours()[0].lanes(), [LaneId(1)]);
-        let mut capture = Capture::start(ours(), SNAPLEN_MAX, 0).unwrap();
+        assert_eq!(found()[0].lanes(), [LaneId(1)]);
+        let start = || Capture::start(found(), SNAPLEN_MAX, 0);
+        let mut capture = wait_for("a capture", start, Result::is_ok).unwrap();
         // The only test that opens a capture socket, so no other one can close meanwhile.
         send_malformed_requests();
         frame(&mut first, b"during");
@@ -399,7 +402,7 @@ mod tests {
     /// Sends malformed requests to every capture socket of this process.
     fn send_malformed_requests() {
         for (_, name) in peer::find_listeners(messages::NAME_PREFIX, Some(std::process::id())).unwrap() {
-            let connection = unix_socket::connect(&name, Duration::from_secs(30)).unwrap();
+            let connection = unix_socket::connect(&name, Duration::from_secs(120)).unwrap();
             unix_socket::send(connection.as_fd(), b"what is this?", &[]).unwrap();
             let mut buffer = [0; 256];
             let (len, _) = unix_socket::recv(connection.as_fd(), &mut buffer).unwrap();

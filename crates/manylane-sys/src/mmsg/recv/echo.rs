@@ -117,7 +117,7 @@ mod tests {
         let (server, client) =
             (UdpSocket::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
         client.connect(server.local_addr().unwrap()).unwrap();
-        client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
         (server, client)
     }
 
@@ -168,7 +168,7 @@ mod tests {
         let server = UdpSocket::bind("0.0.0.0:0").unwrap();
         sock::set_flag(server.as_fd(), Flag::PktInfoV4, true).unwrap();
         let client = UdpSocket::bind("127.0.0.1:0").unwrap();
-        client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
         let asked = ("127.0.0.99", server.local_addr().unwrap().port());
         client.send_to(b"who", asked).unwrap();
         let options = RecvOptions { batch: 4, buffer: 2048, control: true };

@@ -72,7 +72,7 @@ fn netns_sent_frames_arrive_and_are_reclaimed() {
             std::fs::write(format!("/proc/sys/net/ipv4/conf/lo/{setting}"), "1").unwrap();
         }
         let receiver = UdpSocket::bind("127.0.0.1:0").unwrap();
-        receiver.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        receiver.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
         let port = receiver.local_addr().unwrap().port();
         let mut queue = Queue::open(&options(ifindex)).unwrap();
         for round in 0..20_u8 {

@@ -4,12 +4,12 @@
 use std::io;
 use std::net::UdpSocket;
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
-use std::process::Command;
 
 use manylane_test_support::{skip, wait_for};
 
 use crate::check;
 use crate::netns::{NetNs, device_index, is_device_running};
+use crate::process::run_isolated;
 use crate::xsk::open::OpenError;
 use crate::xsk::queue::Queue;
 use crate::xsk::{Mode, QueueOptions};
@@ -43,8 +43,10 @@ fn set_up(device: &str) {
 }
 
 fn ip(words: &str) {
-    let done = Command::new("ip").args(words.split_whitespace()).status().unwrap();
-    assert!(done.success(), "ip {words}");
+    // Isolated, so that sockets that other tests close meanwhile are really closed.
+    let args: Vec<&str> = words.split_whitespace().collect();
+    let done = run_isolated(None, "ip", &args, &[]).unwrap();
+    assert!(done.status.success(), "ip {words}: {}", String::from_utf8_lossy(&done.stderr));
 }
 
 /// A pair of devices in a namespace of its own: frames sent from `far` arrive at the queues of

@@ -16,7 +16,7 @@ use crate::xsk::queue::Queue;
 use crate::xsk::{QueueOptions, owners};
 
 /// Time limit of retries.
-const TIMEOUT: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 fn frame(member: u8, number: u32, len: usize) -> Vec<u8> {
     let mut bytes = vec![2, 0, 0, 0, 1, member, 2, 0, 0, 0, 1, 99, 0x88, 0xb5];
@@ -215,7 +215,7 @@ fn netns_partial_checksums_are_completed() {
         let program = Program::attach(near).unwrap();
         let wire = PacketSocket::open(far).unwrap();
         let receiver = UdpSocket::bind("192.0.2.2:0").unwrap();
-        receiver.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        receiver.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
         let port = receiver.local_addr().unwrap().port();
         let mut queue = Queue::open(&options(near)).unwrap();
         if !queue.split().1.has_csum_offload() {

@@ -98,7 +98,7 @@ pub(crate) fn loopback_lane(engine: Engine, seed: u64) -> (Lane, Arc<FaultInject
     let lane = make_lane(&shared, shared.add_open(fd, offloads).unwrap());
     let client = UdpSocket::bind("127.0.0.1:0").unwrap();
     client.connect(addr).unwrap();
-    client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
     (lane, injector, client)
 }
 

@@ -142,9 +142,20 @@ fn netns_a_stale_neighbour_is_used_but_the_kernel_is_reminded() {
     world.ip(PERMANENT_NEIGHBOURS);
     let turns = |reader: &mut Reader, number: u16, check: &dyn Fn(Option<NextHop>)| {
         let start = epoch_of(reader.clock);
+        let (mut last, mut is_known) = (start, true);
         let query = || {
-            check(ask(reader));
-            epoch_of(reader.clock).wrapping_sub(start)
+            let answer = ask(reader);
+            reader.refresh();
+            let now = epoch_of(reader.clock);
+            // An entry that was not used for an epoch, because this thread had no CPU, may have
+            // expired.
+            is_known &= now.wrapping_sub(last) <= 1;
+            if is_known {
+                check(answer);
+            }
+            is_known |= answer.is_some();
+            last = now;
+            now.wrapping_sub(start)
         };
         wait_for(&format!("{number} epochs"), query, |passed| *passed >= number);
     };
@@ -181,7 +192,9 @@ fn netns_a_flood_of_peers_is_bounded_and_evicts_fairly() {
     let (near, local) = (world.near(), ip("10.9.0.1"));
     let start = Instant::now();
     let (mut flood, mut good) = (0x1400_0000_u32, 0);
-    while start.elapsed() < Duration::from_millis(500) {
+    // Longer, as long as the thread that asks the kernel has no CPU.
+    let is_enough = |good: u32| good > 0 || start.elapsed() > TEST_TIMEOUT;
+    while start.elapsed() < Duration::from_millis(500) || !is_enough(good) {
         reader.refresh();
         for _ in 0..64 {
             flood += 1;
@@ -189,13 +202,14 @@ fn netns_a_flood_of_peers_is_bounded_and_evicts_fairly() {
         }
         good += u32::from(reader.next_hop(local, ip("192.0.2.1")) == Some(near));
     }
-    let elapsed = start.elapsed();
     assert!(good > 0, "the one that comes again was never known");
     let peers = flood - 0x1400_0000;
     let pair = |n| RouteKey::new(local, Ipv4Addr::from(n).into()).unwrap();
     let table = &routes.shared.table;
     let known =
         (0x1400_0000..=flood).filter(|n| table.find(&pair(*n), table.hash(&pair(*n))).is_some()).count();
+    // The thread goes on meanwhile.
+    let elapsed = start.elapsed();
     let rounds = elapsed.as_millis() / worker::ROUND_INTERVAL.as_millis() + 2;
     assert!(known as u128 <= rounds * worker::QUERIES_PER_ROUND as u128, "{known} of {peers} in {elapsed:?}");
     assert!(known <= table::ENTRIES_MAX);
