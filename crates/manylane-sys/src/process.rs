@@ -389,7 +389,7 @@ mod tests {
         assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
         // Init waits for the orphan a moment later.
         let ask = || signal_group(pid, 0).map_err(|err| err.raw_os_error());
-        wait_for("the end of the group", ask, |asked| *asked == Err(Some(libc::ESRCH)));
+        _ = wait_for("the end of the group", ask, |asked| *asked == Err(Some(libc::ESRCH)));
     }
 
     #[test]
