@@ -2,14 +2,19 @@
 
 use crate::support::{build, run_native, run_preloaded};
 
+/// Most runs until one has lanes.
+const RUNS_MAX: usize = 4;
+
 #[test]
 fn loopback_a_child_that_closes_a_socket_keeps_the_epolls_of_its_parent() {
     let program = build("fork_closes");
-    assert_eq!(run_native(&program, &[]).output, "lanes: 0, changed: 0\n");
-    let with = run_preloaded(&program, &[], &[("MANYLANE_LANES", "2")]);
-    assert!(
-        ["lanes: 1, changed: 0\n", "lanes: 2, changed: 0\n"].contains(&with.output.as_str()),
-        "{}",
-        with.output
-    );
+    let without = run_native(&program, &[]).output;
+    assert_eq!(without, "lanes: 0, changed: 0\n");
+    // A thread may park before its instance watches its lane: then nothing could have changed.
+    let has_lanes = (0..RUNS_MAX).any(|_| {
+        let with = run_preloaded(&program, &[], &[("MANYLANE_LANES", "2")]).output;
+        assert!(with.ends_with(", changed: 0\n"), "{with}");
+        with != without
+    });
+    assert!(has_lanes);
 }
