@@ -283,8 +283,8 @@ mod tests {
         answer
     }
 
-    /// The answer to a request that gets one; again, as long as a side had no CPU for the 2 s that it
-    /// has.
+    /// The answer to a request that gets one; again, as long as a side had no CPU for the 2 s that
+    /// it has.
     fn ask(at: SocketAddr, text: &[u8]) -> String {
         wait_for("an answer", || request(at, text), |answer| !answer.is_empty())
     }

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::program::{self, folder, manylane, run, stderr, stdout};
 
-/// The document of a benchmark that succeeds. Again, up to ten times, as long as it is not complete:
+/// The document of a benchmark that succeeds. Again, up to ten times, as long as it is incomplete:
 /// a benchmark waits for fractions of a second, and a receiver may have no CPU for so long.
 fn document(words: &[&str], is_complete: impl Fn(&Value) -> bool) -> Value {
     let mut documents = (0..10).map(|_| {

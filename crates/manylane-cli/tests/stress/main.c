@@ -25,7 +25,8 @@
  * Milliseconds for receiving all that is queued, with a margin. One receiver
  * needs at most 20 for each socket. If a socket falls back meanwhile, a grace
  * period of the kernel is added, which takes seconds if other programs keep all
- * CPUs busy. A thread has been seen to get no CPU time for 40 s. Counted in sleeps, because a machine may stall.
+ * CPUs busy. A thread has been seen to get no CPU time for 40 s. Counted in
+ * sleeps, because a machine may stall.
  */
 #define DRAIN_TIMEOUT_MS 100000
 

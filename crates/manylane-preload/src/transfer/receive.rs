@@ -256,8 +256,8 @@ fn is_stale_fd(sock: &Sock, fd: c_int) -> bool {
 }
 
 /// Receives for the program: with its own call, if the calling thread is the socket's single
-/// receiver. `op` receives on a descriptor, with further flags. `into` describes the buffers. `size`
-/// returns the datagrams and bytes of a result.
+/// receiver. `op` receives on a descriptor, with further flags. `into` describes the buffers.
+/// `size` returns the datagrams and bytes of a result.
 #[inline]
 fn receive<'a>(
     fd: c_int,
