@@ -133,11 +133,16 @@ fn conflicts(held: &SocketAddr, wanted: &SocketAddr, only_v6: bool) -> bool {
     held.port() == wanted.port() && clash
 }
 
-/// A process that has one of these sockets (inodes) open, if one is visible.
-pub(crate) fn find_process(sockets: &[u64]) -> Option<String> {
-    sockets.iter().find_map(|inode| match socket_owner(*inode) {
-        Owner::Process(pid, command) => Some(format!("process {pid} ({command})")),
+/// Whose sockets (inodes) these are, as far as that is visible, to follow "a socket".
+pub(crate) fn describe_process(sockets: &[u64]) -> String {
+    let owners: Vec<Owner> = sockets.iter().map(|inode| socket_owner(*inode)).collect();
+    let process = owners.iter().find_map(|owner| match owner {
+        Owner::Process(pid, command) => Some(format!("of process {pid} ({command})")),
         Owner::NoProcess | Owner::Unknown => None,
+    });
+    process.unwrap_or_else(|| {
+        let is_unowned = owners.iter().all(|owner| *owner == Owner::NoProcess);
+        if is_unowned { "that no visible process has open" } else { "of another process" }.to_owned()
     })
 }
 

@@ -190,16 +190,18 @@ fn explain(device: &Device, queue: u32, err: xsk::OpenError) -> Error {
         Some(EBUSY) => {
             // The owners are not always visible; an error here must not hide the original one.
             let owners = xsk::owners(device.index, queue);
-            let holder = owners.as_ref().ok().and_then(|owners| port_owner::find_process(owners));
-            let message = match (holder, owners) {
-                (Some(holder), _) => format!("{at} belongs to an AF_XDP socket of {holder}"),
-                (None, Ok(owners)) if owners.is_empty() => {
+            let message = match owners {
+                Ok(owners) if owners.is_empty() => {
                     format!("{at}: the kernel has not released its last AF_XDP socket yet: try again")
                 }
-                (None, Err(_)) if device.has_opened(queue) => format!(
+                Ok(owners) => format!(
+                    "{at} belongs to an AF_XDP socket {} (see 'ss --xdp -p')",
+                    port_owner::describe_process(&owners)
+                ),
+                Err(_) if device.has_opened(queue) => format!(
                     "{at}: the kernel has not released the AF_XDP socket that this process had, or another process has one now (see 'ss --xdp -p'): try again"
                 ),
-                _ => format!("{at} belongs to an AF_XDP socket of another process (see 'ss --xdp -p')"),
+                Err(_) => format!("{at} belongs to an AF_XDP socket of another process (see 'ss --xdp -p')"),
             };
             Error::with(ErrorKind::InUse, message, err.source)
         }

@@ -14,10 +14,13 @@ use crate::io::xdp::checks;
 use crate::io::xdp::route::LocalState;
 use crate::port_owner;
 
-/// Devices that are open in this process, and those that were open in the namespaces used last:
-/// namespace, index, device. A device that got the index of an earlier one in its namespace is
+/// Devices that are open in this process, and up to [`CLOSED_MAX`] that were: namespace, index,
+/// device. A device that got the index of an earlier one in its namespace is
 /// taken for that one: opening it may wait for a queue that another process has open.
 static OPEN_DEVICES: Mutex<Vec<OpenDevice>> = Mutex::new(Vec::new());
+
+/// Maximum number of closed devices that are remembered: their namespaces may be gone.
+const CLOSED_MAX: usize = 64;
 
 type OpenDevice = (Namespace, u32, Weak<Device>);
 
@@ -87,9 +90,13 @@ fn find_or_open(index: u32, open: impl FnOnce(bool) -> Result<Device>) -> Result
     Ok(device)
 }
 
-/// Adds a device, and forgets the closed ones of other namespaces, which may be gone.
+/// Adds a device. If too many are closed, the first of them is forgotten.
 fn remember(open: &mut Vec<OpenDevice>, new: OpenDevice) {
-    open.retain(|(namespace, _, device)| *namespace == new.0 || device.strong_count() > 0);
+    let mut closed = (0..open.len()).filter(|at| open[*at].2.strong_count() == 0);
+    let first = closed.next();
+    if let Some(first) = first.filter(|_| closed.count() + 1 >= CLOSED_MAX) {
+        open.remove(first);
+    }
     open.push(new);
 }
 
@@ -110,11 +117,12 @@ mod tests {
     }
 
     #[test]
-    fn closed_devices_of_other_namespaces_are_forgotten() {
-        let device = |namespace, index| (Namespace::Cookie(namespace), index, Weak::new());
-        let mut open = vec![device(1, 1), device(2, 1), device(3, 1)];
-        remember(&mut open, device(2, 2));
-        let left: Vec<_> = open.iter().map(|(namespace, index, _)| (*namespace, *index)).collect();
-        assert_eq!(left, [(Namespace::Cookie(2), 1), (Namespace::Cookie(2), 2)]);
+    fn closed_devices_are_remembered_up_to_a_limit() {
+        let mut open = Vec::new();
+        for index in 0..=CLOSED_MAX as u32 + 1 {
+            remember(&mut open, (Namespace::Cookie(u64::from(index % 3)), index, Weak::new()));
+        }
+        let left: Vec<u32> = open.iter().map(|(_, index, _)| *index).collect();
+        assert_eq!(left, (2..=CLOSED_MAX as u32 + 1).collect::<Vec<_>>());
     }
 }

@@ -110,7 +110,14 @@ impl Lessor {
 
     /// Leases queues to the clients with a request, in order.
     pub(super) fn grant_pending(&mut self) {
-        self.pending.retain(|pending| pending.socket.is_some() || pending.since.elapsed() < REQUEST_TIMEOUT);
+        // A request that is queued is handled next, however late: this thread may have had no CPU.
+        let is_silent = |pending: &PendingClient| {
+            let request = Message::peek(pending.client.connection.as_fd());
+            request.is_err_and(|err| err.kind() == io::ErrorKind::WouldBlock)
+        };
+        self.pending.retain(|pending| {
+            pending.socket.is_some() || pending.since.elapsed() < REQUEST_TIMEOUT || !is_silent(pending)
+        });
         let has_requested = |pending: &PendingClient| pending.socket.is_some();
         while let Some(at) = self.pending.iter().position(has_requested) {
             let PendingClient { client, since, socket: Some(socket) } = self.pending.remove(at) else {

@@ -79,6 +79,30 @@ fn bound_count(lessor: &Lessor, at: usize) -> usize {
 }
 
 #[test]
+fn netns_only_clients_without_a_request_time_out() {
+    if !can_make_namespaces("netns_only_clients_without_a_request_time_out") {
+        return;
+    }
+    run(&create_device(), || {
+        let mut lessor = Lessor::open(Some(&["near".into()]), |_| None).unwrap();
+        let end = unix_socket::socket().unwrap();
+        lessor.lease_token.connect(end.as_fd(), Duration::from_secs(120)).unwrap();
+        // Clients left after a minute in which this thread had no CPU.
+        let left = |lessor: &mut Lessor| {
+            lessor.accept_clients();
+            lessor.pending[0].since -= Duration::from_secs(60);
+            lessor.grant_pending();
+            lessor.pending.len()
+        };
+        assert_eq!(left(&mut lessor), 0);
+        let end = unix_socket::socket().unwrap();
+        lessor.lease_token.connect(end.as_fd(), Duration::from_secs(120)).unwrap();
+        Message::Request(lessor.lease_token.secret).send(end.as_fd(), &[end.as_fd()]).unwrap();
+        assert_eq!(left(&mut lessor), 1);
+    });
+}
+
+#[test]
 fn netns_no_port_is_redirected_to_a_closed_lease() {
     /// With this many addresses, two sockets exceed the map of ports. Twice as many addresses
     /// exceed the map of addresses.
