@@ -266,6 +266,8 @@ static void test_times(void)
 		{ 0, SECOND - 1 },
 		{ 0, SECOND },
 		{ 1, 2 * SECOND },
+		{ -1, 2 * SECOND },
+		{ 0, 3 * SECOND },
 		{ LONG_MAX, 0 },
 		{ 1L << 61, 5 },
 		{ LONG_MAX, 999999 },
