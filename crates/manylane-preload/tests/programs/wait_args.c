@@ -207,6 +207,7 @@ static void test_epoll(int timeout, unsigned all)
 	PRINT(epoll_wait(closed, events, 4, timeout));
 	PRINT(epoll_wait(server, events, 4, timeout));
 	PRINT(epoll_wait(epoll, no_events, 4, timeout));
+	PRINT(epoll_ctl(epoll, EPOLL_CTL_ADD, server, no_events));
 	/*
 	 * With room for one event, each is reported in turn, after a slice at
 	 * the latest.
