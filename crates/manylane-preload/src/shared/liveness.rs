@@ -95,10 +95,9 @@ pub(crate) fn acquire(tid: u32) -> Token {
             TryLock::Acquired => {
                 // The word belongs to the kernel and the C library. Only if it has the format that
                 // the kernel documents (and the C library made the thread) will it show that the
-                // thread died.
+                // thread died. Otherwise the slot is lost: to unlock the mutex, the C library would
+                // write through its pointers, which other processes can change.
                 if slot.mutex[0].load(Ordering::Relaxed) & libc::FUTEX_TID_MASK != tid {
-                    // SAFETY: the calling thread has just locked it.
-                    unsafe { libc::pthread_mutex_unlock(slot.mutex()) };
                     return 0;
                 }
                 let used = slot.generation.fetch_add(1, Ordering::AcqRel).wrapping_add(1);

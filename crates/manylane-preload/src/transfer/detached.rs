@@ -9,6 +9,7 @@ use libc::{
     fd_set, nfds_t, pollfd, timeval,
 };
 
+use crate::base::pollfds::STACK_POLLFDS_MAX;
 use crate::base::real::{self, call};
 use crate::base::recv_bufs::RecvBufs;
 use crate::fds::hidden_fds;
@@ -75,7 +76,9 @@ pub(crate) unsafe fn poll(fds: *mut pollfd, count: nfds_t, own: impl Fn(bool) ->
     let has_some = |at: &pollfd| at.events & READABLE != 0 && is_readable(at.fd);
     // SAFETY: program arguments.
     let all = || (0..count as usize).map(|nth| unsafe { &mut *fds.wrapping_add(nth) });
-    if fds.is_null() || !all().any(|at| has_some(at)) {
+    // As in `waiting/poll.rs`: the kernel may refuse a long array, and has to see it first.
+    let is_long = count > STACK_POLLFDS_MAX as nfds_t;
+    if fds.is_null() || !is_long && !all().any(|at| has_some(at)) {
         return own(false);
     }
     let answer = own(true);
@@ -83,7 +86,10 @@ pub(crate) unsafe fn poll(fds: *mut pollfd, count: nfds_t, own: impl Fn(bool) ->
         return answer;
     }
     all().filter(|at| has_some(at)).for_each(|at| at.revents |= at.events & READABLE);
-    all().filter(|at| at.revents != 0).count() as c_int
+    match all().filter(|at| at.revents != 0).count() {
+        0 => own(false),
+        ready => ready as c_int,
+    }
 }
 
 /// [`poll`] for select(2) and pselect(2).
@@ -114,7 +120,8 @@ pub(crate) fn zero_timeval() -> timeval {
 }
 
 pub(crate) unsafe fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
-    match leftovers(fd).filter(|_| request == libc::FIONREAD).and_then(LeftoverQueue::next_len) {
+    let is_query = request == libc::FIONREAD && !arg.is_null();
+    match leftovers(fd).filter(|_| is_query).and_then(LeftoverQueue::next_len) {
         Some(len) => {
             // SAFETY: program arguments.
             unsafe { arg.cast::<c_int>().write_unaligned(len as c_int) };
@@ -192,16 +199,20 @@ fn dup_to(fd: c_int, to: c_int, by: impl Fn(c_int, c_int) -> c_int) -> c_int {
 pub(crate) fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     const CLOEXEC: c_int = 1 << 2;
     if flags & CLOEXEC == 0 {
-        for (fd, _) in table::tracked(first, last) {
-            close_lanes(fd, |lane| _ = call::close_range(lane as c_uint, lane as c_uint, 0));
-            forget(fd);
-        }
+        before_close_range(first, last);
     }
     call::close_range(first, last, flags)
 }
 
+fn before_close_range(first: c_uint, last: c_uint) {
+    for (fd, _) in table::tracked(first, last) {
+        close_lanes(fd, |lane| _ = call::close_range(lane as c_uint, lane as c_uint, 0));
+        forget(fd);
+    }
+}
+
 pub(crate) fn closefrom(first: c_int) {
-    table::tracked(first.max(0) as c_uint, c_uint::MAX).for_each(|(fd, _)| forget(fd));
+    before_close_range(first.max(0) as c_uint, c_uint::MAX);
     call::closefrom(first);
 }
 

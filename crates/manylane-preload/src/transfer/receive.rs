@@ -155,8 +155,11 @@ pub(crate) unsafe fn recvmmsg(
     let found = managed(fd);
     // SAFETY: program arguments.
     let limit = unsafe { timeout.as_ref() };
-    let is_kernels = flags & MSG_ERRQUEUE != 0 || count == 0 || limit.is_some_and(is_invalid_timeout);
-    if found.is_err() && !detached::has_leftovers() || is_kernels {
+    if found.is_err() && !detached::has_leftovers()
+        || flags & MSG_ERRQUEUE != 0
+        || count == 0
+        || limit.is_some_and(is_invalid_timeout)
+    {
         send_batch::flush();
         // SAFETY: program arguments.
         let got = unsafe { call::recvmmsg(found.err().unwrap_or(fd), messages, count, flags, timeout) };

@@ -74,13 +74,15 @@ pub(crate) unsafe fn pselect(
     }
 }
 
-/// Converts; whole seconds in the microseconds count as seconds. A negative time stays negative,
-/// for the kernel to refuse.
+/// Converts as the C library does: it takes 32 bits of the microseconds, of which whole seconds
+/// count as seconds, and refuses a time if either part is negative.
 fn normalize_timeval(time: &timeval) -> timespec {
     const USEC_PER_SEC: i64 = 1_000_000;
+    let usec = i64::from(time.tv_usec as i32);
+    let is_negative = time.tv_sec < 0 || usec < 0;
     timespec {
-        tv_sec: if time.tv_usec < 0 { -1 } else { time.tv_sec.saturating_add(time.tv_usec / USEC_PER_SEC) },
-        tv_nsec: time.tv_usec % USEC_PER_SEC * 1000,
+        tv_sec: if is_negative { -1 } else { time.tv_sec.saturating_add(usec / USEC_PER_SEC) },
+        tv_nsec: usec % USEC_PER_SEC * 1000,
     }
 }
 

@@ -91,10 +91,19 @@ fn loopback_closes_during_seccomp_tsync_make_no_extra_syscalls() {
     }
 }
 
+#[test]
+fn loopback_invalid_arguments_after_seccomp_return_kernel_results() {
+    let name = "loopback_invalid_arguments_after_seccomp_return_kernel_results";
+    let why = "the runtime reads what the kernel does not";
+    if can_run_without(&["address", "thread"], name, why) {
+        assert_seccomp_fallback("arguments", "2", "0 missing\n", 1);
+    }
+}
+
 /// Closing the socket discards the datagrams in its lanes, and frees the port.
 #[test]
 fn loopback_close_after_seccomp_frees_port_and_lanes() {
-    for way in ["close", "fclose", "dup3", "close_range"] {
+    for way in ["close", "fclose", "dup3", "close_range", "closefrom"] {
         assert_seccomp_fallback(way, "2", "", 1);
     }
 }

@@ -20,12 +20,14 @@
  *		the main thread, for all threads
  *	blocked	two threads that wait; by the main thread, for all threads
  *	partial	two threads, one of which confines only itself
- *	close, fclose, dup3, close_range
+ *	arguments	as waiting, with calls that the kernel refuses
+ *	close, fclose, dup3, close_range, closefrom
  *		as waiting, for threads that close the socket before they receive,
  *		by that call
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -39,6 +41,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/select.h>
 #include <sys/syscall.h>
@@ -128,6 +131,12 @@ static void client(int in, int out)
 			break;
 	}
 	exit(0);
+}
+
+static bool is_range(void)
+{
+	return !strcmp(test_case, "close_range") ||
+	       !strcmp(test_case, "closefrom");
 }
 
 static void send_command(char what, int count)
@@ -242,11 +251,18 @@ static void confine_to_used_calls(int by_call, int flags)
 	}
 	if (closes) {
 		calls[count++] = !strcmp(test_case, "dup3") ? SYS_dup3 :
-				 !strcmp(test_case, "close_range") ?
-							      SYS_close_range :
+				 is_range()		    ? SYS_close_range :
 							      SYS_close;
 		calls[count++] = SYS_socket;
 		calls[count++] = SYS_bind;
+	}
+	if (!strcmp(test_case, "arguments")) {
+		calls[count++] = SYS_ioctl;
+#ifdef SYS_poll
+		calls[count++] = SYS_poll;
+#else
+		calls[count++] = SYS_ppoll;
+#endif
 	}
 	/* Calls of threads that wait for each other and end. */
 	if (flags || !strcmp(test_case, "partial")) {
@@ -348,6 +364,20 @@ static void *worker(void *arg)
 	return NULL;
 }
 
+/* The kernel refuses these calls, and reads no memory for them. */
+static void test_arguments(void)
+{
+	static struct pollfd none = { .fd = -1 };
+	/* Hidden from the compiler. */
+	struct pollfd *volatile fds = &none;
+	int *volatile nowhere = NULL;
+
+	if (ioctl(server, FIONREAD, nowhere) != -1 || errno != EFAULT)
+		_exit(9);
+	if (poll(fds, 1UL << 31, 0) != -1 || errno != EINVAL)
+		_exit(10);
+}
+
 static void run_threads(int wanted)
 {
 	FILE *file = fdopen(server, "r");
@@ -383,6 +413,8 @@ static void run_threads(int wanted)
 	}
 	if (strcmp(test_case, "partial"))
 		confine_to_used_calls(1, SECCOMP_FILTER_FLAG_TSYNC);
+	if (!strcmp(test_case, "arguments"))
+		test_arguments();
 	if (strcmp(test_case, "blocked"))
 		pthread_barrier_wait(&released);
 	if (!closes)
@@ -398,6 +430,8 @@ static void run_threads(int wanted)
 		dup3(to_client, server, 0);
 	else if (!strcmp(test_case, "close_range"))
 		close_range(server, server, 0);
+	else if (!strcmp(test_case, "closefrom"))
+		closefrom(server);
 	else
 		close(server);
 	server = socket(AF_INET, SOCK_DGRAM, 0);
@@ -486,8 +520,7 @@ int main(int argc, char **argv)
 		return 2;
 	test_case = argv[1];
 	closes = !strcmp(test_case, "close") || !strcmp(test_case, "fclose") ||
-		 !strcmp(test_case, "dup3") ||
-		 !strcmp(test_case, "close_range");
+		 !strcmp(test_case, "dup3") || is_range();
 	wait_call = argv[2];
 	/* No process outlives the test. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -504,8 +537,15 @@ int main(int argc, char **argv)
 	from_client = up[0];
 	if (!strcmp(test_case, "waiting") || !strcmp(test_case, "blocked") ||
 	    !strcmp(test_case, "partial") || closes ||
-	    !strcmp(test_case, "workers")) {
+	    !strcmp(test_case, "arguments") || !strcmp(test_case, "workers")) {
 		server = loopback_server(0, &address);
+		/* Above the descriptors of the library. */
+		if (!strcmp(test_case, "closefrom")) {
+			int low = server;
+
+			server = fcntl(low, F_DUPFD, FD_SETSIZE - 1);
+			close(low);
+		}
 		if (write(to_client, &address, sizeof(address)) !=
 		    sizeof(address))
 			fail("address");

@@ -207,6 +207,7 @@ static void test_epoll(int timeout, unsigned all)
 	PRINT(epoll_wait(closed, events, 4, timeout));
 	PRINT(epoll_wait(server, events, 4, timeout));
 	PRINT(epoll_wait(epoll, no_events, 4, timeout));
+	PRINT(epoll_ctl(epoll, EPOLL_CTL_ADD, server, no_events));
 	/*
 	 * With room for one event, each is reported in turn, after a slice at
 	 * the latest.
@@ -266,6 +267,8 @@ static void test_times(void)
 		{ 0, SECOND - 1 },
 		{ 0, SECOND },
 		{ 1, 2 * SECOND },
+		{ -1, 2 * SECOND },
+		{ 0, 3 * SECOND },
 		{ LONG_MAX, 0 },
 		{ 1L << 61, 5 },
 		{ LONG_MAX, 999999 },

@@ -138,8 +138,8 @@ fn ctl_tracked(
             }
             done
         }
-        // The entry exists, on another lane.
-        (EPOLL_CTL_ADD, Some(item)) if item.lane.load(Ordering::Relaxed) != 0 => {
+        // The entry exists, on another lane. A null event is the kernel's to refuse.
+        (EPOLL_CTL_ADD, Some(item)) if wanted.is_some() && item.lane.load(Ordering::Relaxed) != 0 => {
             real::fail_with_errno(libc::EEXIST)
         }
         _ => own(fd),
