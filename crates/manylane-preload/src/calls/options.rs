@@ -272,8 +272,8 @@ fn next_recv_lane(sock: &'static Sock, shared: &Shared, fd: c_int) -> usize {
     let own = members::member(sock, shared, fd).and_then(Member::own_lane).unwrap_or(0);
     let mut lane = own;
     let retired = shared.retired.load(Ordering::Acquire) & !prefetch::PREFETCH_BIT;
-    let older = shared.drain_first.load(Ordering::Acquire) | retired;
-    for mask in [older, 1 << own] {
+    // As a receive does: retired lanes hold nothing newer than the program's own socket.
+    for mask in [retired, shared.drain_first.load(Ordering::Acquire), 1 << own] {
         let has = ready_lanes(sock, shared, fd, mask);
         if has != 0 {
             real::set_errno(errno);
