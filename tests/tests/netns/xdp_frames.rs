@@ -176,6 +176,9 @@ struct InputCase {
     delivered: bool,
 }
 
+/// The address of a device that is down.
+const DOWN_ADDR: &str = "198.51.100.1";
+
 /// One frame of each kind to a wildcard socket at `port`; `strict` says whether the device has a
 /// strict reverse path filter.
 fn input_cases(a: &Host, b: &Host, port: u16, strict: bool) -> Vec<InputCase> {
@@ -205,6 +208,20 @@ fn input_cases(a: &Host, b: &Host, port: u16, strict: bool) -> Vec<InputCase> {
         judged("from 0.0.0.0", from(to4, [0; 4].into()), "source", false),
         judged("from ::1", from(to6, "::1".parse().unwrap()), "source", false),
         judged("from a link-local address", from(to6, near), "source", true),
+        judged("from an own address, IPv4", from(to4, to4.ip()), "source", false),
+        judged("from an own address, IPv6", from(to6, to6.ip()), "source", true),
+        judged(
+            "from an own address of a device that is down",
+            from(to4, DOWN_ADDR.parse().unwrap()),
+            "source",
+            false,
+        ),
+        judged(
+            "to an own address of a device that is down",
+            from(at(DOWN_ADDR), a.ip4(0).into()),
+            "no_port",
+            true,
+        ),
         judged("cut by UDP", short, "redirected", true),
         judged("without hops left, IPv4", fix_ip_checksum(patched(&four, 22, &[0])), "redirected", true),
         judged("without hops left, IPv6", patched(&six, 21, &[0]), "redirected", true),
@@ -225,6 +242,8 @@ fn netns_xdp_input_checks_match_the_kernel() {
     let name = "netns_xdp_input_checks_match_the_kernel";
     let Some(testbed) = testbed(name, &Layout { queues: 1, ..Layout::default() }) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
+    b.ip_batch(&format!("link add down0 type veth peer name down1\naddress add {DOWN_ADDR}/24 dev down0\n"))
+        .unwrap();
     let socket = sender(a);
     for (strict, filter) in [(false, "0"), (true, "1")] {
         for conf in ["all", b.device(0)] {

@@ -54,10 +54,12 @@ pub(super) fn steered_addrs(
     addresses.iter().filter(|address| wanted(address)).map(|(_, ip)| *ip).collect()
 }
 
-/// Source addresses that are never accepted: our own addresses, and broadcast addresses.
+/// Source addresses that are never accepted: our own addresses, whether their device is up or down,
+/// and broadcast addresses.
 pub(super) fn blocked_sources(locals: &LocalState) -> Vec<IpAddr> {
-    let ours = locals.addresses.iter().map(|(_, ip)| *ip);
-    ours.chain(locals.broadcasts.iter().map(|ip| IpAddr::from(*ip))).collect()
+    let LocalState { addresses, down_addresses, broadcasts, .. } = locals;
+    let ours = addresses.iter().map(|(_, ip)| ip).chain(down_addresses);
+    ours.copied().chain(broadcasts.iter().map(|ip| IpAddr::from(*ip))).collect()
 }
 
 /// Refuses a device that is part of another one, or is made of others.
@@ -189,6 +191,7 @@ mod tests {
                 at(VRF, "10.4.0.1"),
                 at(VRF, "fd04::1"),
             ],
+            down_addresses: vec!["10.5.0.1".parse().unwrap()],
             broadcasts: vec!["10.0.0.255".parse().unwrap()],
             masters: vec![(PART, MASTER)],
             vrfs: vec![VRF],
@@ -212,7 +215,9 @@ mod tests {
         // A device without IPv6 addresses accepts no IPv6.
         assert_eq!(steered_to("::", false, OTHER), four);
         assert_eq!(steered_to("10.1.0.1", false, ETH), ["10.1.0.1"]);
-        for bound in ["127.0.0.1", "::1", "fe80::1", "10.2.0.1", "10.4.0.1", "fd04::1", "10.9.9.9"] {
+        for bound in
+            ["127.0.0.1", "::1", "fe80::1", "10.2.0.1", "10.4.0.1", "10.5.0.1", "fd04::1", "10.9.9.9"]
+        {
             assert_eq!(steered_to(bound, false, ETH), [""; 0], "{bound}");
         }
         assert_eq!(steered_to("0.0.0.0", false, PART), [""; 0]);
@@ -238,8 +243,8 @@ mod tests {
     #[test]
     fn own_and_broadcast_sources_are_refused() {
         let not_from = blocked_sources(&locals());
-        assert_eq!(not_from.len(), 13);
-        for ip in ["10.0.0.255", "10.0.0.1", "fe80::1", "127.0.0.1"] {
+        assert_eq!(not_from.len(), 14);
+        for ip in ["10.0.0.255", "10.0.0.1", "10.5.0.1", "fe80::1", "127.0.0.1"] {
             assert!(not_from.contains(&ip.parse().unwrap()), "{ip}");
         }
     }

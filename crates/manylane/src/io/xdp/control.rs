@@ -288,7 +288,8 @@ impl XdpControl {
         state.remove_gone(Device::refresh, &self.filter);
         let attached = self.attach(&mut state, false).and_then(|_| self.assign_queues(&mut state, false));
         state.rebalance();
-        let followed = attached.and_then(|()| self.bind_addresses(&state));
+        // Also after an error, because it does not depend on the queues.
+        let followed = attached.and(self.bind_addresses(&state));
         // Retried at the next refresh, but reported once.
         let complaint = followed.err().map(|err| err.chain());
         if let Some(what) = complaint.as_ref().filter(|what| state.last_error.as_ref() != Some(what)) {
@@ -304,16 +305,19 @@ impl XdpControl {
         self.routes.request_refresh();
     }
 
+    /// Binds the addresses on all devices, also after an error of one: no device may redirect
+    /// addresses that were removed. Returns the first error.
     fn bind_addresses(&self, state: &State) -> Result<()> {
         let locals = self.routes.local_state();
         let not_from = checks::blocked_sources(&locals);
+        let mut first = Ok(());
         for (device, number) in &state.devices {
             let leaves_ip4 = !self.has_named_devices() && device.has_strict_rp_filter(&locals);
             let addresses =
                 checks::steered_addrs(self.bound_addr.ip(), self.only_v6, device.index, leaves_ip4, &locals);
-            device.bind(*number, self.bound_addr.port(), &addresses, &not_from)?;
+            first = first.and(device.bind(*number, self.bound_addr.port(), &addresses, &not_from));
         }
-        Ok(())
+        first
     }
 }
 

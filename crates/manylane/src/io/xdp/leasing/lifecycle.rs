@@ -227,16 +227,19 @@ impl Lessor {
         })
     }
 
-    /// Binds the addresses of an open lease to it. After an error, some are bound.
+    /// Binds the addresses of an open lease to it. After an error, some are bound. The other
+    /// devices are still visited: no device may redirect addresses that were removed.
     fn bind_addresses(&self, lease: &Lease) -> Result<()> {
         let locals = self.routes.local_state();
         let not_from = checks::blocked_sources(&locals);
-        self.attached_devices(lease).try_for_each(|(leased, number)| {
+        let mut first = Ok(());
+        for (leased, number) in self.attached_devices(lease) {
             let index = leased.device.index;
             let leaves_ip4 = !leased.is_named && leased.device.has_strict_rp_filter(&locals);
             let addresses = checks::steered_addrs(lease.addr.ip(), lease.only_v6, index, leaves_ip4, &locals);
-            leased.device.bind(number, lease.addr.port(), &addresses, &not_from)
-        })
+            first = first.and(leased.device.bind(number, lease.addr.port(), &addresses, &not_from));
+        }
+        first
     }
 
     /// Applies changes of the machine's addresses to open leases.

@@ -1,7 +1,7 @@
 //! Tests of the lessor, message by message, with the test in place of a program.
 
 use std::fmt::Write as _;
-use std::net::{Shutdown, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, UdpSocket};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -146,6 +146,41 @@ fn netns_no_port_is_redirected_to_a_closed_lease() {
         let (third, _third) = request_lease(&mut lessor, 7003);
         assert!(!send_command(&mut lessor, 1, &third, Message::Open));
         assert_eq!((bound_count(&lessor, 0), bound_count(&lessor, 1)), (0, 0));
+    });
+}
+
+/// A device whose map of ports is full does not keep others from following a change.
+#[test]
+fn netns_an_error_of_one_device_leaves_no_stale_address_on_another() {
+    /// Entries of the map of ports.
+    const PORTS_MAX: u32 = 4096;
+    if !can_make_namespaces("netns_an_error_of_one_device_leaves_no_stale_address_on_another") {
+        return;
+    }
+    let ours = create_device();
+    let second = "link add second type veth peer name third\n\
+        address add 10.9.1.1/24 dev second\nlink set second up\nlink set third up\n";
+    assert!(try_ip(&ours, second));
+    run(&ours, || {
+        let mut lessor = Lessor::open(Some(&["near".into(), "second".into()]), |_| None).unwrap();
+        let (end, _socket) = request_lease(&mut lessor, 7001);
+        assert!(send_command(&mut lessor, 0, &end, Message::Open));
+        let bound = || {
+            let pairs = lessor.devices.iter().zip(&lessor.leases[0].socket_indexes);
+            pairs.map(|(leased, (_, number))| leased.device.bound_count(*number)).collect::<Vec<_>>()
+        };
+        assert_eq!(bound(), [2, 2]);
+        let full = &lessor.devices[0].device;
+        let other: Vec<IpAddr> = (0..PORTS_MAX).map(|n| Ipv4Addr::from_bits(n).into()).collect();
+        full.bind(full.register(&[]).unwrap(), 7001, &other, &[]).unwrap_err();
+        // Three addresses are added, and there is room for the one that is removed.
+        let lines: String = (1..4).map(|n| format!("address add 10.10.0.{n}/32 dev lo\n")).collect();
+        assert!(try_ip(&ours, &format!("{lines}address del 10.9.1.1/24 dev second\n")));
+        let removed = IpAddr::from([10, 9, 1, 1]);
+        let all = || lessor.routes.local_addresses().into_iter().map(|(_, ip)| ip).collect::<Vec<_>>();
+        wait_for("the removed address", all, |all| !all.contains(&removed));
+        lessor.rebind_all();
+        assert_eq!(bound(), [2, 4]);
     });
 }
 

@@ -17,10 +17,12 @@ pub(crate) enum Change {
 /// Local state of the namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LocalState {
-    /// Addresses that the kernel delivers, with their device: on devices that are up, and not
-    /// tentative.
+    /// Addresses of devices that are up, with their device; not those that are tentative.
     pub(crate) addresses: Vec<(u32, IpAddr)>,
-    /// Broadcast addresses.
+    /// Addresses of devices that are down. The kernel keeps their local IPv4 routes: it delivers
+    /// datagrams to them, and drops datagrams from them.
+    pub(crate) down_addresses: Vec<IpAddr>,
+    /// Broadcast addresses of devices that are up. The kernel removes the routes of others.
     pub(crate) broadcasts: Vec<Ipv4Addr>,
     /// Devices that are part of another one, with that one: a bridge, bond, team or VRF.
     pub(crate) masters: Vec<(u32, u32)>,

@@ -80,19 +80,21 @@ pub(super) struct KernelTables {
 }
 
 impl KernelTables {
-    /// The local state: the devices that are up, their addresses and broadcast addresses, the
+    /// The local state: the devices that are up, all addresses, the broadcast addresses, the
     /// masters of devices, and the VRFs.
     pub(super) fn local_state(&self) -> LocalState {
         let is_up = |ifindex: &u32| self.links.get(ifindex).is_some_and(|link| link.up);
-        let there = || self.addresses.iter().filter(|((ifindex, _), _)| is_up(ifindex));
+        let (up, down): (Vec<_>, Vec<_>) =
+            self.addresses.iter().partition(|((ifindex, _), _)| is_up(ifindex));
         let devices = |wanted: &dyn Fn(u32, &Link) -> bool| {
             let found = self.links.iter().filter(|(ifindex, link)| wanted(**ifindex, link));
             found.map(|(ifindex, _)| *ifindex).collect()
         };
         let masters = self.links.iter().filter_map(|(ifindex, link)| Some((*ifindex, link.master?)));
         LocalState {
-            addresses: there().map(|(at, _)| *at).collect(),
-            broadcasts: there().flat_map(|(_, all)| all.iter().flatten()).copied().collect(),
+            addresses: up.iter().map(|(at, _)| **at).collect(),
+            down_addresses: down.iter().map(|((_, ip), _)| *ip).collect(),
+            broadcasts: up.iter().flat_map(|(_, all)| all.iter().flatten()).copied().collect(),
             masters: masters.collect(),
             vrfs: devices(&|_, link| link.vrf),
             up: devices(&|ifindex, link| link.up && ifindex != LOOPBACK_IFINDEX),
@@ -175,7 +177,7 @@ impl KernelTables {
         effects.requery = true;
         effects.revalidate |= link.running && before.is_none_or(|before| !before.running);
         effects.changes.extend(link_change(ifindex, before.as_ref(), Some(&link)));
-        // The addresses of a device that is down are not delivered.
+        // Datagrams to the addresses of a device that is down are left to the kernel.
         let has_addresses = || self.addresses.range((ifindex, IpAddr::from([0; 4]))..).next();
         if before.is_some_and(|before| before.up != link.up)
             && has_addresses().is_some_and(|((index, _), _)| *index == ifindex)

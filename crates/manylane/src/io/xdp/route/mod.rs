@@ -108,8 +108,7 @@ impl Routes {
         }
     }
 
-    /// All addresses that the kernel delivers locally, with their device: on devices that are up,
-    /// and not tentative.
+    /// All addresses of devices that are up, with their device; not those that are tentative.
     pub(crate) fn local_addresses(&self) -> Vec<(u32, IpAddr)> {
         lock(&self.shared.local_state).addresses.clone()
     }

@@ -213,9 +213,11 @@ fn only_changes_that_matter_are_reported() {
 
     let down = LinkUpdate { up: false, running: false, ..device() };
     assert_eq!(world.apply(KernelUpdate::Link(3, down)).changes, [up(false), Change::Addresses]);
-    assert_eq!(world.kernel.local_state().addresses, []);
+    let locals = world.kernel.local_state();
+    assert_eq!((locals.addresses, locals.down_addresses), (vec![], vec![ip("10.0.0.1")]));
     world.apply(KernelUpdate::Link(3, device()));
-    assert_eq!(world.kernel.local_state().addresses, [(3, ip("10.0.0.1"))]);
+    let locals = world.kernel.local_state();
+    assert_eq!((locals.addresses, locals.down_addresses), (vec![(3, ip("10.0.0.1"))], vec![]));
     let gone = Change::Link { ifindex: 3, up: false, gone: true };
     assert_eq!(world.apply(KernelUpdate::LinkGone(3)).changes, [gone, Change::Addresses]);
     assert_eq!(world.apply(KernelUpdate::LinkGone(3)).changes, []);
