@@ -6,6 +6,7 @@
 //! requests to the kernel that no crate of the product makes.
 
 pub mod bpf_link;
+pub mod docs;
 mod errno;
 mod interpret;
 mod process;

@@ -320,35 +320,18 @@ impl Counters {
 
 #[cfg(test)]
 mod tests {
+    use manylane_test_support::docs::check_table;
+
     use super::*;
 
-    /// The tables of docs/operating.md are generated from the counters: `MANYLANE_WRITE_DOCS=1
-    /// cargo test -p manylane counters` writes them again.
     #[test]
     fn operating_docs_describe_every_counter() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operating.md");
-        let mut page = std::fs::read_to_string(path).unwrap();
         for (side, classes) in
             [("receiving", [Class::Recv, Class::RecvLoss]), ("sending", [Class::Send, Class::SendLoss])]
         {
-            let mut table = String::from("\n| counter | counts |\n|---|---|\n");
-            for row in LaneCounters::TABLE.iter().filter(|row| classes.contains(&row.class)) {
-                table += &format!("| `{}` | {} |\n", row.name, row.doc());
-            }
-            table.push('\n');
-            let start = format!("<!-- counters of {side}: made of the code -->\n");
-            let (head, rest) = page.split_once(&start).unwrap();
-            let (shown, tail) = rest.split_once("<!-- end of counters -->\n").unwrap();
-            if std::env::var_os("MANYLANE_WRITE_DOCS").is_none() {
-                assert_eq!(
-                    shown, table,
-                    "MANYLANE_WRITE_DOCS=1 cargo test -p manylane counters writes it anew"
-                );
-            }
-            page = [head, &start, &table, "<!-- end of counters -->\n", tail].concat();
-        }
-        if std::env::var_os("MANYLANE_WRITE_DOCS").is_some() {
-            std::fs::write(path, page).unwrap();
+            let rows = LaneCounters::TABLE.iter().filter(|row| classes.contains(&row.class));
+            let rows = rows.map(|row| [format!("`{}`", row.name), row.doc().into()]);
+            check_table("operating.md", &format!("counters of {side}"), ["counter", "counts"], rows);
         }
     }
 }

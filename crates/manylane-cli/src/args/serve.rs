@@ -31,8 +31,7 @@ pub(crate) struct LaneArgs {
     pub(crate) engine: Option<Engine>,
     /// Number of lanes of a socket; for run, the maximum
     ///
-    /// Default of echo: one for each CPU. Default of run: one for each thread, epoll instance or
-    /// child process that receives, at most 64.
+    /// Default of echo: one for each CPU. Default of run: four for each CPU, 2 to 64.
     #[arg(long, help_heading = "Lanes", value_name = "N", value_parser = within(1..))]
     pub(crate) lanes: Option<usize>,
     /// Network devices of engine xdp, such as eth0,eth1

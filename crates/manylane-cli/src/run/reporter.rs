@@ -160,9 +160,11 @@ impl Reporter {
 /// The report as metrics. Threads that have ended stay in it, so that sums never decrease.
 pub(super) fn metrics_page(report: &Report, waiting: &Backlog, filter: Option<&FilterHandle>) -> String {
     let mut page = MetricsPage::default();
-    page.add("manylane_run_processes_total", "counter", &[], report.processes.into());
-    page.add("manylane_run_sockets_total", "counter", &[], report.sockets.into());
-    page.add("manylane_run_lanes", "gauge", &[], report.lanes() as u64);
+    let help = "Processes that loaded the library, or were forked by one that had.";
+    page.add("manylane_run_processes_total", "counter", help, &[], report.processes.into());
+    let help = "UDP sockets bound to a port that the library handles.";
+    page.add("manylane_run_sockets_total", "counter", help, &[], report.sockets.into());
+    page.add("manylane_run_lanes", "gauge", "Open lanes.", &[], report.lanes() as u64);
     let mut queues = waiting.queues.clone();
     for one in
         report.receivers.iter().filter(|one| one.open).chain(report.receivers.iter().filter(|one| !one.open))
@@ -171,53 +173,50 @@ pub(super) fn metrics_page(report: &Report, waiting: &Backlog, filter: Option<&F
             .map(|number| number.map_or(String::new(), |number: u64| number.to_string()));
         let labels = [("socket", one.socket.as_str()), ("lane", &lane), ("pid", &pid), ("tid", &tid)];
         for counter in Receiver::COUNTERS {
-            page.add(counter.metric, "counter", &labels, (counter.value)(one));
+            page.add(counter.metric, "counter", counter.help(), &labels, (counter.value)(one));
         }
         // A queue that several receivers share is reported once.
         let Some(queue) = queues.remove(&one.inode).filter(|_| one.open) else { continue };
-        page.add("manylane_run_queued_bytes", "gauge", &labels, queue.bytes);
+        let help = "Memory queued in the kernel socket that the thread has now.";
+        page.add("manylane_run_queued_bytes", "gauge", help, &labels, queue.bytes);
         if let Some(limit) = queue.limit {
-            page.add("manylane_run_queue_limit_bytes", "gauge", &labels, limit);
+            let help = "Memory at which the kernel socket drops.";
+            page.add("manylane_run_queue_limit_bytes", "gauge", help, &labels, limit);
         }
-        page.add("manylane_run_kernel_dropped_total", "counter", &labels, queue.drops);
+        let help = "Datagrams that the kernel dropped at the kernel socket.";
+        page.add("manylane_run_kernel_dropped_total", "counter", help, &labels, queue.drops);
     }
     for ring in &waiting.rings {
         let (socket, queue) = (ring.socket.to_string(), ring.queue.to_string());
         let labels = [("socket", socket.as_str()), ("device", ring.device.as_str()), ("queue", &queue)];
-        page.add("manylane_run_ring_frames", "gauge", &labels, ring.waiting.into());
-        page.add("manylane_run_ring_entries", "gauge", &labels, ring.entries.into());
-        page.add("manylane_run_ring_dropped_total", "counter", &labels, ring.dropped);
+        add_ring(&mut page, &labels, [ring.waiting.into(), ring.entries.into(), ring.dropped]);
     }
     for fallback in &report.fallbacks {
-        page.add("manylane_run_fallbacks_total", "counter", &[("reason", fallback.reason)], fallback.count);
+        let labels = [("reason", fallback.reason)];
+        page.add(
+            "manylane_run_fallbacks_total",
+            "counter",
+            "Sockets that fell back.",
+            &labels,
+            fallback.count,
+        );
     }
     let FilterDrops { denied, limited, .. } = filter_drops(filter);
     for (reason, count) in [("denied", denied), ("limited", limited)] {
-        page.add("manylane_run_filter_dropped_total", "counter", &[("reason", reason)], count);
-    }
-    for counter in Receiver::COUNTERS {
-        page.describe(counter.metric, counter.help());
-    }
-    for (name, help) in HELP {
-        page.describe(name, help);
+        let help = "Datagrams that the filter dropped.";
+        page.add("manylane_run_filter_dropped_total", "counter", help, &[("reason", reason)], count);
     }
     page.to_string()
 }
 
-/// Help of the families that are not [`Receiver::COUNTERS`].
-const HELP: [(&str, &str); 11] = [
-    ("manylane_run_processes_total", "Processes that loaded the library, or were forked by one that had."),
-    ("manylane_run_sockets_total", "UDP sockets bound to a port that the library handles."),
-    ("manylane_run_lanes", "Open lanes."),
-    ("manylane_run_queued_bytes", "Memory queued in the kernel socket that the thread has now."),
-    ("manylane_run_queue_limit_bytes", "Memory at which the kernel socket drops."),
-    ("manylane_run_kernel_dropped_total", "Datagrams that the kernel dropped at the kernel socket."),
-    ("manylane_run_ring_frames", "Frames in the receive ring of a leased queue."),
-    ("manylane_run_ring_entries", "Entries of the receive ring of a leased queue."),
-    ("manylane_run_ring_dropped_total", "Frames that found no room in the receive ring of a leased queue."),
-    ("manylane_run_fallbacks_total", "Sockets that fell back."),
-    ("manylane_run_filter_dropped_total", "Datagrams that the filter dropped."),
-];
+fn add_ring(page: &mut MetricsPage, labels: &[(&str, &str); 3], [frames, entries, dropped]: [u64; 3]) {
+    let help = "Frames in the receive ring of a leased queue.";
+    page.add("manylane_run_ring_frames", "gauge", help, labels, frames);
+    let help = "Entries of the receive ring of a leased queue.";
+    page.add("manylane_run_ring_entries", "gauge", help, labels, entries);
+    let help = "Frames that found no room in the receive ring of a leased queue.";
+    page.add("manylane_run_ring_dropped_total", "counter", help, labels, dropped);
+}
 
 fn filter_drops(filter: Option<&FilterHandle>) -> FilterDrops {
     filter.map(FilterHandle::drops).unwrap_or_default()
@@ -351,6 +350,8 @@ fn table(receivers: &[Receiver]) -> Table {
 
 #[cfg(test)]
 mod tests {
+    use manylane_test_support::docs::{check_table, metrics_rows};
+
     use super::super::backlog::Queue;
     use super::*;
 
@@ -396,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_are_the_report_by_thread_and_lane() {
+    fn metrics_are_the_report_and_operating_docs_list_them() {
         let mut report = report([300, 100]);
         // The second receiver shares the queue of the first.
         report.receivers.iter_mut().for_each(|one| one.inode = 77);
@@ -420,10 +421,12 @@ mod tests {
         ] {
             assert!(page.lines().any(|there| there == line), "{line} is not in\n{page}");
         }
-        // Each family has both lines.
-        assert_eq!(page.matches("# HELP ").count(), page.matches("# TYPE ").count(), "{page}");
         // Labels are not counters.
         assert!(!page.contains("pid_total") && !page.contains("lane_total"), "{page}");
+        let mut rings = MetricsPage::default();
+        add_ring(&mut rings, &[("socket", ""), ("device", ""), ("queue", "")], [0; 3]);
+        let rows = metrics_rows(&(page + &rings.to_string()));
+        check_table("operating.md", "metrics of run", ["family", "value", "labels"], rows);
     }
 
     #[test]

@@ -59,7 +59,7 @@ macro_rules! receiver_counters {
             rx_batches: receive_calls;
             /// Received datagrams that were in the lane of another thread.
             rx_from_other_lanes: received_from_other_lanes;
-            /// Received datagrams that passed the kernel's stack by (engine xdp).
+            /// Received datagrams that bypassed the kernel's stack (engine xdp).
             rx_frames: received_by_xdp;
             /// Frames that were dropped because they were malformed or had a wrong checksum (engine
             /// xdp).
@@ -70,7 +70,7 @@ macro_rules! receiver_counters {
             tx_bytes: sent_bytes;
             /// Calls of the program that sent datagrams.
             tx_batches: send_calls;
-            /// Sent datagrams that passed the kernel's stack by (engine xdp).
+            /// Sent datagrams that bypassed the kernel's stack (engine xdp).
             tx_frames: sent_by_xdp;
         }
     };

@@ -5,6 +5,8 @@ mod details;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use manylane_test_support::docs::check_table;
+
 use super::super::facts::{
     Channels, Coalescing, Cpu, Device, DeviceCounters, Facts, Feature, Idle, Irq, Lane, Losses, Privileges,
     Program, Ring, Socket, Softnet, Udp,
@@ -320,23 +322,10 @@ fn findings_are_sorted_by_loss() {
     assert_eq!(findings[0].id, "socket-drops");
 }
 
-/// The table of docs/doctor.md is generated from the rules: `MANYLANE_WRITE_DOCS=1 cargo test -p
-/// manylane-cli` writes it again.
 #[test]
 fn doctor_docs_describe_every_rule() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/doctor.md");
-    let page = std::fs::read_to_string(path).unwrap();
-    let (start, end) = ("<!-- findings: made of the rules -->\n", "<!-- end of findings -->\n");
-    let mut table = String::from("\n| finding | means | what helps | cost |\n|---|---|---|---|\n");
-    for rule in all() {
-        table += &format!("| `{}` | {} | {} | {} |\n", rule.id, rule.meaning, rule.remedy, rule.cost);
-    }
-    table.push('\n');
-    let (head, rest) = page.split_once(start).unwrap();
-    let (shown, tail) = rest.split_once(end).unwrap();
-    if std::env::var_os("MANYLANE_WRITE_DOCS").is_some() {
-        std::fs::write(path, [head, start, &table, end, tail].concat()).unwrap();
-    } else {
-        assert_eq!(shown, table, "MANYLANE_WRITE_DOCS=1 cargo test -p manylane-cli writes the table anew");
-    }
+    let rows = all().into_iter().map(|rule| {
+        [format!("`{}`", rule.id), rule.meaning.into(), rule.remedy.into(), rule.cost.to_string()]
+    });
+    check_table("doctor.md", "findings", ["finding", "means", "what helps", "cost"], rows);
 }
