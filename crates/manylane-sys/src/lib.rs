@@ -32,6 +32,10 @@
 //! | [`shared`] | memory that processes share |
 //! | [`unix_socket`] | local sockets that carry messages and descriptors |
 //! | `measure`, `numa`, `packet`, `recvfrom` | with the feature `bench`: CPU time of other threads, NUMA nodes of memory, sending whole frames, one datagram per call |
+//!
+//! What only benches, testbeds and tests need is behind the feature `bench`. It is not in a crate
+//! of its own: the private parts of [`uring`] and [`xsk`] that it uses would have to be public for
+//! that, and one more crate would have `unsafe` code.
 
 pub mod addr;
 pub mod barrier;
