@@ -1,4 +1,8 @@
 //! The matrix: each engine, with each of its fallbacks forced.
+//!
+//! Engine `mmsg` runs the full product of steering, GRO and GSO. Rows that only cover each pair
+//! would be fewer, but a failure would not tell which switch it depends on, and a fault that needs
+//! all three would go unseen. The other engines contain an `mmsg` lane, and run a few rows.
 
 use std::net::{ToSocketAddrs, UdpSocket};
 

@@ -10,7 +10,9 @@ use manylane_measure::sockets::{self, Flows};
 use manylane_measure::{Sent, Traffic, Until};
 use manylane_testbed::Host;
 use manylane_testbed::generator::LiveSender;
-use manylane_testbed::reply_count::{CountHook, ReplyCounter, ReplyFlows, SharedFlows};
+pub use manylane_testbed::reply_count::CountHook;
+use manylane_testbed::reply_count::{ReplyCounter, ReplyFlows, SharedFlows};
+pub use manylane_testbed::topology;
 use manylane_testbed::{Layout, Testbed};
 
 use crate::pinned::run_pinned;

@@ -1,5 +1,9 @@
 //! A short run of the stress program, which checks the result of each call, alone and under
 //! `manylane run`. `make stress` runs it for longer.
+//!
+//! A test program of its own, so that no server's test runs beside it: it keeps binding ports that
+//! the kernel selects, and without root, when all use one loopback device, it could get one that
+//! such a test has found free for its server.
 
 #![allow(clippy::unwrap_used, reason = "also outside the test functions, all here is a test")]
 

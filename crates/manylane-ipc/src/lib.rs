@@ -7,11 +7,11 @@
 //! | [`next_hops`] | next hops of peers: the lessor writes, the preload library reads | `abi/manylane_next_hops.h` |
 //! | [`capture`] | copies of frames: lanes of engine `xdp` write, `manylane capture` reads | `abi/manylane_capture.h`; requests are text ([`capture::messages`]) |
 //! | [`ports`] | ports whose sockets may have lanes: `manylane run` writes, the preload library reads | text in the environment |
-//! | [`settings`] | limits of other settings in the environment | |
 //!
 //! A layout is in its header once. Both sides assert it: the header when it is compiled
 //! (`scripts/check-tree.sh`), the module by constants and tests. C programs of tests include the
-//! headers.
+//! headers. [`LANES_MAX`] and [`RX_USECS_MAX`] are limits of settings in the environment, which
+//! `manylane run` checks and passes on to the preload library.
 //!
 //! The processes may have different versions of this crate, and do not trust each other. A report,
 //! each message and each ring begins with a magic number or a version, and sizes are checked before
@@ -33,4 +33,8 @@ pub mod next_hops;
 pub mod ports;
 #[cfg(not(loom))]
 pub mod report;
-pub mod settings;
+
+/// Maximum number of lanes of a socket: one bit each in a word.
+pub const LANES_MAX: usize = 64;
+/// The longest delay before a receive, in microseconds.
+pub const RX_USECS_MAX: u64 = 20_000;

@@ -17,13 +17,11 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | `paper`, `scale`, `settings` | the papers by name, the scale of a run, its settings |
-//! | `part` | one round of one experiment |
+//! | `paper`, `settings` | the papers by name; the settings of a run, its scale |
+//! | `part` | one round of one experiment; loopback and the testbed, created when a part first needs them |
 //! | `row` | one figure: its place in a table, its samples, the paper's figure |
 //! | [`state`] | the finished parts, in a file |
-//! | `paper_table` | a table or a figure of a paper |
-//! | [`table`], `number` | tables and numbers in plain text |
-//! | `setups` | loopback and the testbed, created when a part first needs them |
+//! | [`table`], `number` | a table or a figure of a paper; tables and numbers in plain text |
 //! | `locks` | contention of the kernel's locks, by BPF |
 //! | `cpu_distance` | whether two CPUs are two cores, by the transfer time of a cache line |
 //! | `numa_nodes` | NUMA nodes, and which of them has the device |
@@ -37,16 +35,13 @@ mod numa_nodes;
 mod number;
 mod orlowsky;
 mod paper;
-mod paper_table;
 mod part;
 mod priambodo;
 pub mod report;
 mod rivera;
 mod row;
 mod sarma;
-mod scale;
 mod settings;
-mod setups;
 pub mod state;
 pub mod table;
 
@@ -58,14 +53,13 @@ use manylane_measure::Document;
 
 pub use self::paper::Paper;
 use self::paper::PaperValue;
-use self::paper_table::Table;
 pub use self::part::Part;
+use self::part::Setups;
 pub use self::row::Row;
 use self::row::merge;
-pub use self::scale::Scale;
-pub use self::settings::LabSettings;
-use self::setups::Setups;
+pub use self::settings::{LabSettings, Scale};
 use self::state::State;
+use self::table::Table;
 
 /// Name of the document.
 pub(crate) const SCHEMA: &str = "manylane.lab.v1";

@@ -1,12 +1,13 @@
-//! One round of one experiment.
+//! One round of one experiment, and the set-ups for it: loopback and the testbed, created when a
+//! part first needs them and kept for later parts.
 
 use std::sync::atomic::AtomicBool;
 
-use anyhow::Result;
-use manylane_bench::Controller;
+use anyhow::{Result, anyhow};
+use manylane_bench::{Controller, Setup};
 
 use crate::row::Row;
-use crate::setups::Setups;
+use crate::settings::Scale;
 
 /// The work of a part.
 type PartFn = Box<dyn Fn(&mut Setups, &AtomicBool) -> Result<Vec<Row>>>;
@@ -36,4 +37,44 @@ impl Controller for SilentController<'_> {
     fn stop(&self) -> &AtomicBool {
         self.0
     }
+}
+
+/// The set-ups, and the scale of the run.
+pub(crate) struct Setups {
+    /// The scale of the run.
+    pub scale: Scale,
+    loopback: Option<Setup>,
+    /// Or the reason why there is none.
+    testbed: Option<Result<Setup, String>>,
+    two_links: Option<Result<Setup, String>>,
+}
+
+impl Setups {
+    /// No set-up yet.
+    pub(crate) fn new(scale: Scale) -> Self {
+        Self { scale, loopback: None, testbed: None, two_links: None }
+    }
+
+    /// Loopback.
+    pub(crate) fn loopback(&mut self) -> &mut Setup {
+        self.loopback.get_or_insert_with(|| Setup::loopback(None))
+    }
+
+    /// Two hosts.
+    ///
+    /// # Errors
+    /// The reason why there are none, the same each time.
+    pub(crate) fn testbed(&mut self) -> Result<&mut Setup> {
+        get_or_create(&mut self.testbed, 1)
+    }
+
+    /// Two hosts with two links, each with addresses of its own.
+    pub(crate) fn two_links(&mut self) -> Result<&mut Setup> {
+        get_or_create(&mut self.two_links, 2)
+    }
+}
+
+fn get_or_create(place: &mut Option<Result<Setup, String>>, links: usize) -> Result<&mut Setup> {
+    let made = place.get_or_insert_with(|| Setup::testbed(None, links).map_err(|err| format!("{err:#}")));
+    made.as_mut().map_err(|why| anyhow!("{why}"))
 }

@@ -6,8 +6,7 @@ use std::fmt::Write as _;
 use anyhow::Result;
 use manylane_bench::report::{self, Figure, Labels, Series, Shape, escape};
 
-use crate::paper_table::Plot;
-use crate::table::{Grid, layout, print};
+use crate::table::{Grid, Plot, layout, print};
 use crate::{LabDocument, Paper, Row};
 
 /// The page.

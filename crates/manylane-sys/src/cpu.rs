@@ -1,4 +1,4 @@
-//! Affinity, pinning, and CPU time of threads.
+//! Affinity, pinning, CPU time and ids of threads.
 
 use std::io;
 use std::mem;
@@ -127,6 +127,18 @@ pub fn thread_id() -> i32 {
     thread::gettid().as_raw_nonzero().get()
 }
 
+/// Sends `signal` to thread `tid` of this process (see [`thread_id`]), which interrupts a long
+/// system call. A handler must be installed, or the process ends.
+///
+/// # Errors
+/// `ESRCH` if there is no such thread, `EINVAL` if there is no such signal.
+#[cfg(any(test, feature = "bench"))]
+pub fn interrupt_thread(tid: i32, signal: i32) -> io::Result<()> {
+    // SAFETY: takes no pointer; the kernel checks both numbers, and that the thread is one of ours.
+    let done = unsafe { libc::syscall(libc::SYS_tgkill, std::process::id(), tid, signal) };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// Words of a CPU mask: 1024 CPUs.
 pub const MASK_WORDS: usize = 16;
 /// One bit per CPU.
@@ -192,6 +204,14 @@ mod tests {
         for text in ["", ",", "0-", "3-1", "a", "-1", "0,,1", "0-18446744073709551615"] {
             assert_eq!(parse_list(text), None, "{text:?}");
         }
+    }
+
+    #[test]
+    fn only_threads_of_this_process_can_be_interrupted() {
+        // Signal 0 only checks.
+        assert!(interrupt_thread(thread_id(), 0).is_ok());
+        assert_eq!(interrupt_thread(1, 0).unwrap_err().raw_os_error(), Some(libc::ESRCH));
+        assert_eq!(interrupt_thread(thread_id(), 999).unwrap_err().raw_os_error(), Some(libc::EINVAL));
     }
 
     #[test]

@@ -13,11 +13,10 @@
 //! | [`control`] | control messages: ancillary data of a datagram, source address of a reply |
 //! | [`sock`] | opening, binding and options of UDP sockets |
 //! | [`cbpf`] | classic BPF programs for sockets |
-//! | [`cpu`] | affinity, pinning, CPU time of a thread |
+//! | [`cpu`] | affinity, pinning, CPU time and id of a thread |
 //! | [`device`] | network devices: name, hardware address, queues, driver |
 //! | [`errno`] | error numbers, for crates that tell them apart |
-//! | [`fd`] | duplicates of descriptors, files in an open folder |
-//! | [`flock`] | locks on files |
+//! | [`fd`] | duplicates of descriptors, files in an open folder, locks on files |
 //! | [`epoll`] | readiness of many sockets |
 //! | [`map`] | mappings, and words shared with eBPF programs or other processes |
 //! | [`netlink`] | requests to the kernel by netlink, its replies and its events |
@@ -32,7 +31,11 @@
 //! | [`xsk`] | queues of a device in user space: AF_XDP sockets, their rings and frames |
 //! | [`shared`] | memory that processes share |
 //! | [`unix_socket`] | local sockets that carry messages and descriptors |
-//! | `measure`, `numa`, `packet`, `recvfrom`, `signal` | with the feature `bench`, which only benches and testbeds switch on: CPU time of other threads, NUMA nodes of memory, sending whole frames, one datagram per call, interrupting a thread in a system call |
+//! | `measure`, `numa`, `packet`, `recvfrom` | with the feature `bench`: CPU time of other threads, NUMA nodes of memory, sending whole frames, one datagram per call |
+//!
+//! What only benches, testbeds and tests need is behind the feature `bench`. It is not in a crate
+//! of its own: the private parts of [`uring`] and [`xsk`] that it uses would have to be public for
+//! that, and one more crate would have `unsafe` code.
 
 pub mod addr;
 pub mod barrier;
@@ -45,7 +48,6 @@ pub mod device;
 pub mod epoll;
 pub mod errno;
 pub mod fd;
-pub mod flock;
 pub mod map;
 #[cfg(any(test, feature = "bench"))]
 pub mod measure;
@@ -61,8 +63,6 @@ pub mod process;
 pub mod recvfrom;
 pub mod send_burst;
 pub mod shared;
-#[cfg(any(test, feature = "bench"))]
-pub mod signal;
 pub mod sock;
 pub mod tick;
 pub mod udp_table;

@@ -396,7 +396,7 @@ mod tests {
     fn the_sender_of_a_signal_is_reported() {
         thread::spawn(|| {
             let signals = Signals::block().unwrap();
-            crate::signal::interrupt_thread(crate::cpu::thread_id(), libc::SIGUSR1).unwrap();
+            crate::cpu::interrupt_thread(crate::cpu::thread_id(), libc::SIGUSR1).unwrap();
             let arrived = signals.wait(Duration::from_secs(30)).unwrap();
             let us = std::process::id() as i32;
             assert_eq!(arrived, Some(SignalInfo { signal: libc::SIGUSR1, sender: Some(us) }));

@@ -1,4 +1,4 @@
-//! Errors of system calls.
+//! Errors of system calls, as `manylane-sys` has them, which this crate cannot use.
 
 use std::io;
 

@@ -1,5 +1,5 @@
 //! Helpers for tests: of all crates, so that this one depends on none of them. It is a
-//! dev-dependency only, and thus in no program.
+//! dev-dependency, also of the testbed's feature `skip`, and thus in no program.
 //!
 //! It has `unsafe` code, which the crates of most tests forbid: what a test does to its own
 //! process, thread or child (a filter of system calls, another user, a table of descriptors), and
@@ -19,6 +19,6 @@ mod wait;
 pub use interpret::interpret;
 pub use process::{become_user, kill_on_parent_exit};
 pub use queues::set_queues;
-pub use skip::skip;
+pub use skip::{Forced, need, need_unless_forced};
 pub use spawn::{IsolatedChild, StdinGuard, spawn_isolated};
 pub use wait::{wait_for, wait_for_at_most};

@@ -17,7 +17,7 @@ use aya::maps::Array;
 use aya::programs::{ProgramError, TestRun as _, TestRunAttrs, TestRunOptions, Xdp};
 use aya::{Ebpf, EbpfLoader};
 use manylane_measure::{Sent, Traffic, Until};
-use manylane_sys::{cpu, signal};
+use manylane_sys::cpu;
 use manylane_wire::checksum::Sum;
 use manylane_wire::ethernet::{self, Mac};
 use manylane_wire::frame::UdpFrame;
@@ -260,7 +260,7 @@ impl LiveSender {
                     // Repeated, because a signal before the system call is lost. The thread may
                     // just have ended.
                     if tid != 0 && !worker.is_finished() {
-                        let _ = signal::interrupt_thread(tid, SIGURG);
+                        let _ = cpu::interrupt_thread(tid, SIGURG);
                     }
                 }
             }

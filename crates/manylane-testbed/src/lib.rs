@@ -5,6 +5,7 @@ pub mod generator;
 pub mod host;
 pub mod link;
 pub mod reply_count;
+#[cfg(feature = "skip")]
 pub mod skip;
 pub mod topology;
 

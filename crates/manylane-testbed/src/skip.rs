@@ -1,31 +1,6 @@
-//! Tests that cannot run on this machine are reported as skipped.
-//!
-//! A skip is printed past the test harness, which hides the output of passing tests. It is also
-//! appended to the file that `MANYLANE_SKIPS` names, so that a run can list its skips at the end.
-//! With `CI=true` it is a failure, unless the machine itself forces it.
+//! Skips of tests, and of those that need a testbed.
 
-use std::fmt;
-use std::fs::OpenOptions;
-use std::io::Write as _;
-
-/// Requirements that no set-up of a machine can provide: the only reasons to skip in CI.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Forced {
-    /// The kernel is older than the feature, or was built without it.
-    Kernel,
-    /// There are fewer CPUs than the test needs.
-    Cpus,
-}
-
-impl fmt::Display for Forced {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Forced::Kernel => "this kernel",
-            Forced::Cpus => "too few CPUs",
-        })
-    }
-}
+pub use manylane_test_support::{Forced, need, need_unless_forced};
 
 /// True if the calling test, `name`, can build a [`Testbed`](crate::topology::Testbed) here.
 /// Reports a skip if not: `if !skip::need_root("netns_name") { return; }`
@@ -36,53 +11,6 @@ impl fmt::Display for Forced {
 pub fn need_root(name: &str) -> bool {
     match crate::topology::available() {
         Ok(()) => true,
-        Err(why) => {
-            skip(name, None, &format!("{why:#}"));
-            false
-        }
-    }
-}
-
-/// True if `condition` holds, which the test `name` needs. If not, the skip is reported with
-/// `why`. For requirements that any machine can meet (a package, a privilege), so that it fails in
-/// CI.
-///
-/// # Panics
-/// In CI, when the condition does not hold.
-#[must_use]
-pub fn need(name: &str, condition: bool, why: &str) -> bool {
-    if !condition {
-        skip(name, None, why);
-    }
-    condition
-}
-
-/// As [`need`], for requirements that depend on the machine: allowed in CI, too.
-#[must_use]
-pub fn need_unless_forced(name: &str, condition: bool, forced: Forced, why: &str) -> bool {
-    if !condition {
-        skip(name, Some(forced), why);
-    }
-    condition
-}
-
-#[allow(clippy::panic, reason = "a skip that CI does not allow is a failed test")]
-fn skip(name: &str, forced: Option<Forced>, why: &str) {
-    let line = match forced {
-        Some(forced) => format!("SKIP {name}: {why} (forced by {forced})\n"),
-        None => format!("SKIP {name}: {why}\n"),
-    };
-    // Not eprint!, which the test harness captures. Errors are ignored, because a skip that cannot
-    // be printed is not worth a failure.
-    let _ = std::io::stderr().write_all(line.as_bytes());
-    if let Some(path) = std::env::var_os("MANYLANE_SKIPS") {
-        // One write in append mode: tests run in parallel, also in several processes.
-        let appended = OpenOptions::new().create(true).append(true).open(&path);
-        if let Err(err) = appended.and_then(|mut file| file.write_all(line.as_bytes())) {
-            let _ = writeln!(std::io::stderr(), "MANYLANE_SKIPS={}: {err}", path.display());
-        }
-    }
-    if forced.is_none() && std::env::var_os("CI").is_some_and(|ci| ci == "true") {
-        panic!("{name} may not be skipped in CI: {why}");
+        Err(why) => need(name, false, &format!("{why:#}")),
     }
 }

@@ -1,4 +1,6 @@
 //! Messages of tests that cannot run: each case in a process of its own, for its environment.
+//!
+//! No part of `netns`, whose tests need root: most of these run, and have to pass, without.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed test is what they make")]
 

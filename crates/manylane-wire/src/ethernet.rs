@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use crate::bytes::{split, split_mut};
-use crate::error::{Layer, Result};
+use crate::error::{Layer, Result, split, split_mut};
 
 /// Length of a header without tags.
 pub const HEADER_LEN: usize = 14;

@@ -2,9 +2,8 @@
 
 use std::net::Ipv4Addr;
 
-use crate::bytes::{split, split_mut, take};
 use crate::checksum::{Sum, checksum};
-use crate::error::{Error, Layer, Result};
+use crate::error::{Error, Layer, Result, split, split_mut, take};
 
 /// Length of a header without options.
 pub const HEADER_LEN: usize = 20;

@@ -3,8 +3,7 @@
 
 use std::net::Ipv6Addr;
 
-use crate::bytes::{split, split_mut, take};
-use crate::error::{Error, Layer, Result};
+use crate::error::{Error, Layer, Result, split, split_mut, take};
 
 /// Length of a header.
 pub const HEADER_LEN: usize = 40;

@@ -53,6 +53,4 @@ mod reply;
 pub mod rx_hint;
 pub mod udp;
 
-mod bytes;
-
 pub use error::{Error, Layer, Result};

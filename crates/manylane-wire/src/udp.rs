@@ -2,9 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use crate::bytes::{split, split_mut, take};
 use crate::checksum::Sum;
-use crate::error::{Error, Layer, Result};
+use crate::error::{Error, Layer, Result, split, split_mut, take};
 
 /// Length of a header.
 pub const HEADER_LEN: usize = 8;

@@ -26,6 +26,7 @@
 //! other processes, which `peer` verifies) and `filter` (limits and prefixes, which `io::xdp`
 //! enforces). The modules have no circular dependencies.
 
+mod bpf_load;
 pub mod capture;
 mod config;
 mod connection;
@@ -52,7 +53,6 @@ mod skip;
 mod socket;
 mod steer;
 mod text_form;
-mod verify;
 mod vlan;
 mod wait;
 

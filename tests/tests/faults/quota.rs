@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::faults_support::{Child, is_child, is_root, report, wait_for_parent};
 use manylane::Builder;
-use manylane_sys::flock;
+use manylane_sys::fd;
 use manylane_test_support::wait_for;
 use manylane_testbed::skip::{self, Forced};
 use manylane_tests::TEST_TIMEOUT;
@@ -94,7 +94,7 @@ fn cgroup_root() -> Option<(PathBuf, bool)> {
 /// exist.
 fn lock(path: &Path) -> Option<File> {
     let directory = File::open(path).ok()?;
-    flock::try_lock(&directory).ok()?;
+    fd::try_lock(&directory).ok()?;
     path.exists().then_some(directory)
 }
 

@@ -1,10 +1,9 @@
-//! The figures of a page: series of samples over named places, with their legend.
+//! The figures of a page: series of samples over named places, with their legend; its texts.
 
 use std::fmt::Write as _;
 
 use anyhow::Result;
 
-use super::escape::escape;
 use super::plots::{self, COLOURS, Series};
 use crate::stats::{distinct, median_of};
 
@@ -207,4 +206,10 @@ impl<'a, R> Grid<'a, R> {
             self.at(name, place).map_or((None, None), &values)
         })
     }
+}
+
+/// Text as HTML.
+#[must_use]
+pub fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

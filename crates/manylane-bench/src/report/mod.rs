@@ -1,7 +1,6 @@
 //! The report of a run: a page with plots, all figures and the settings, in one file that loads
 //! nothing else, and the same table for a terminal.
 
-mod escape;
 mod figure;
 mod plots;
 
@@ -10,8 +9,7 @@ use std::fmt::Write as _;
 use anyhow::Result;
 use manylane_measure::{Document, Machine};
 
-pub use self::escape::escape;
-pub use self::figure::{Figure, Grid, Labels, Shape};
+pub use self::figure::{Figure, Grid, Labels, Shape, escape};
 pub use self::plots::Series;
 use crate::settings::BenchSettings;
 use crate::stats::distinct;

@@ -10,9 +10,9 @@ use manylane_bench::experiments::flap::Event;
 use manylane_bench::experiments::flood::Part;
 use manylane_bench::experiments::replies::SendMethod;
 use manylane_bench::experiments::rtt::{self, Contender, generator::Arrivals};
+use manylane_bench::place::CountHook;
 use manylane_bench::receivers::Kind;
 use manylane_measure::client::PAYLOAD_LEN_MAX;
-use manylane_testbed::reply_count::CountHook;
 
 use super::values::{rx_usecs, within};
 use crate::parse::{self, Rate};

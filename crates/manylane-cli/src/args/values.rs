@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
-use manylane_ipc::settings::RX_USECS_MAX;
+use manylane_ipc::RX_USECS_MAX;
 
 use crate::parse;
 

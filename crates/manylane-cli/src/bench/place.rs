@@ -7,9 +7,9 @@ use manylane::{Probe, WaitPolicy};
 use manylane_bench::Setup;
 use manylane_bench::experiments::batch::RecvMethod;
 use manylane_bench::experiments::rtt::Contender;
+use manylane_bench::place::topology;
 use manylane_bench::receivers::Kind;
 use manylane_measure::machine;
-use manylane_testbed::topology;
 
 use crate::args::{BenchArgs, PlaceArgs};
 use crate::output::{self, UsageError};

@@ -28,8 +28,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use manylane::control::ControlSocket;
 use manylane::{Engine, Filter, MetricsPort};
+use manylane_ipc::LANES_MAX;
 use manylane_ipc::ports::{PORTS_ENV_VAR, PortRanges};
-use manylane_ipc::settings::LANES_MAX;
 use manylane_sys::process::{self, Signals};
 
 use self::backlog::Backlog;

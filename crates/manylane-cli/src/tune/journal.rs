@@ -16,7 +16,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use manylane_sys::{flock, unix_socket};
+use manylane_sys::{fd, unix_socket};
 use serde::{Deserialize, Serialize};
 
 use super::settings::Settings;
@@ -82,7 +82,7 @@ impl Drop for Journal {
     fn drop(&mut self) {
         if let Some(lock) = &self.lock {
             // Closing unlocks it in any case, but maybe not at once.
-            _ = flock::unlock(lock);
+            _ = fd::unlock(lock);
         }
     }
 }
@@ -100,7 +100,7 @@ impl Journal {
         // A separate file, because the journal is replaced at each change.
         let lock = sibling_path(&path, ".lock").with_context(hint)?;
         let lock = open_options().write(true).create(true).mode(0o644).open(lock).with_context(hint)?;
-        match flock::try_lock(&lock) {
+        match fd::try_lock(&lock) {
             Ok(()) => {}
             Err(err) if err.kind() == ErrorKind::WouldBlock => {
                 bail!("another manylane tune uses {}", path.display())

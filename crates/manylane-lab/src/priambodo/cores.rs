@@ -10,12 +10,14 @@ use manylane_bench as bench;
 use manylane_measure::machine;
 use manylane_sys::cpu;
 
-use super::names::CORES;
 use crate::cpu_distance;
 use crate::number::format_number;
 use crate::paper::Paper;
 use crate::row::{self, Row};
-use crate::scale::Scale;
+use crate::settings::Scale;
+
+/// Name of the table.
+pub(super) const CORES: &str = "cores";
 
 const SAME_CORE: &str = "two threads, one core (SMT)";
 const TWO_CORES: &str = "two threads, two cores";

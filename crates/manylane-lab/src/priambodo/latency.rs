@@ -10,9 +10,11 @@ use manylane_bench::experiments::rtt::generator::{Generator, RequestStats};
 use manylane_bench::receivers::{Kind, ReceiverOptions, Work};
 use manylane_bench::{self as bench, Setup};
 
-use super::names::TABLE_2;
+use crate::part::Setups;
 use crate::row::Row;
-use crate::setups::Setups;
+
+/// Name of the table.
+pub(super) const TABLE_2: &str = "table 2";
 
 pub(super) const DEFAULT: &str = "default";
 pub(super) const PINNED: &str = "pinned";

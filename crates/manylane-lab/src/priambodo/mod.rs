@@ -8,15 +8,20 @@
 
 mod cores;
 mod latency;
-mod names;
 mod throughput;
 
-use self::names::{CORES, GAP_1, GAP_2, TABLE_1, TABLE_2};
+use self::cores::CORES;
+use self::latency::TABLE_2;
+use self::throughput::TABLE_1;
 use crate::paper::PaperValue;
-use crate::paper_table::{Baseline, Plot, Table};
 use crate::part::Part;
 use crate::row::Row;
-use crate::scale::Scale;
+use crate::settings::Scale;
+use crate::table::{Baseline, Plot, Table};
+
+// Names of the tables of gaps.
+const GAP_1: &str = "table 1, gap";
+const GAP_2: &str = "table 2, gap";
 
 /// Numbers of the paper's nine runs.
 const RUNS: [&str; 9] = ["1", "2", "3", "4", "5", "6", "7", "8", "9"];

@@ -12,10 +12,12 @@ use manylane_bench::receivers::{Kind, ReceiverOptions, RunningReceiver};
 use manylane_bench::{self as bench, Load, Setup};
 use manylane_sys::{cpu, numa};
 
-use super::names::TABLE_1;
 use crate::numa_nodes::{self, NodeChoice, NumaNode};
+use crate::part::Setups;
 use crate::row::Row;
-use crate::setups::Setups;
+
+/// Name of the table.
+pub(super) const TABLE_1: &str = "table 1";
 
 pub(super) const DEFAULT: &str = "default";
 pub(super) const NUMA: &str = "NUMA";

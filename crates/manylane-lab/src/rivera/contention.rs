@@ -7,15 +7,26 @@ use anyhow::Result;
 use manylane_bench as bench;
 use manylane_bench::receivers::Kind;
 
-use super::names::{
-    ACQUISITIONS, CALLERS, CONTENTIONS, HOLD_TIME, HOLD_TIME_MEAN, TABLE_1, TABLE_2, TABLE_3, WAIT_TIME,
-    WAIT_TIME_MEAN,
-};
 use super::reading::{self, Phase, ReadSample, Reader};
 use crate::locks::{Contentions, LockMonitor, RECV_QUEUE_LOCK, SOCKET_LOCK};
 use crate::lockstat::{LockClasses, LockStatSession, RECV_QUEUE_CLASSES, SOCKET_CLASSES};
+use crate::part::Setups;
 use crate::row::Row;
-use crate::setups::Setups;
+
+// Names of the tables.
+pub(super) const TABLE_1: &str = "table I";
+pub(super) const TABLE_2: &str = "table II";
+pub(super) const TABLE_3: &str = "table III";
+pub(super) const CALLERS: &str = "callers";
+
+// Columns of Tables I to III. The paper heads its times with ms; they are the microseconds that
+// the kernel prints: 2,001,099 ms of holding would be half an hour for a run of seconds.
+pub(super) const HOLD_TIME: &str = "held, µs";
+pub(super) const ACQUISITIONS: &str = "acquisitions";
+pub(super) const HOLD_TIME_MEAN: &str = "mean hold, µs";
+pub(super) const WAIT_TIME: &str = "waited, µs";
+pub(super) const CONTENTIONS: &str = "contentions";
+pub(super) const WAIT_TIME_MEAN: &str = "mean wait, µs";
 
 /// Maximum number of callers that are listed; the others are joined.
 const CALLERS_MAX: usize = 5;

@@ -7,7 +7,6 @@
 //! | `contention` | Tables I to III: waits for locks while they are read |
 
 mod contention;
-mod names;
 mod reading;
 
 use manylane::Steering;
@@ -15,19 +14,24 @@ use manylane_bench as bench;
 use manylane_bench::receivers::Kind;
 use manylane_bench::stats::interleaved;
 
-pub(super) use self::contention::{ContentionSample, sample_contention};
-use self::names::{
-    ACQUISITIONS, CALLERS, CONTENTIONS, FIGURE_2, FIGURE_2_CPU, FIGURE_4, HOLD_TIME, HOLD_TIME_MEAN, TABLE_1,
-    TABLE_2, TABLE_3, WAIT_TIME, WAIT_TIME_MEAN,
+use self::contention::{
+    ACQUISITIONS, CALLERS, CONTENTIONS, HOLD_TIME, HOLD_TIME_MEAN, TABLE_1, TABLE_2, TABLE_3, WAIT_TIME,
+    WAIT_TIME_MEAN,
 };
+pub(super) use self::contention::{ContentionSample, sample_contention};
 use self::reading::{Reader, UNIT_SIZE};
 use crate::lockstat;
 use crate::number::format_number;
 use crate::paper::PaperValue;
-use crate::paper_table::{Baseline, Plot, Table};
 use crate::part::Part;
 use crate::row::Row;
-use crate::scale::Scale;
+use crate::settings::Scale;
+use crate::table::{Baseline, Plot, Table};
+
+// Names of the tables of figures.
+const FIGURE_2: &str = "figure 2";
+const FIGURE_2_CPU: &str = "figure 2, CPU time";
+const FIGURE_4: &str = "figure 4";
 
 /// Numbers of reading threads.
 const READER_COUNTS: [usize; 4] = [1, 2, 4, 8];

@@ -16,8 +16,8 @@ use manylane_measure::{Traffic, Until};
 use manylane_sys::cpu;
 use manylane_testbed::generator::LiveSender;
 
+use crate::part::Setups;
 use crate::row::Row;
-use crate::setups::Setups;
 
 /// Bytes of a unit.
 pub(super) const UNIT_SIZE: usize = 10;

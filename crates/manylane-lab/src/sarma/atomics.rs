@@ -10,10 +10,14 @@ use manylane_bench::{self as bench, run_pinned};
 use manylane_measure::machine;
 use manylane_sys::cpu;
 
-use super::names::{COST, TABLE_1};
 use crate::cpu_distance::{self, PaddedWord};
 use crate::row::Row;
-use crate::scale::Scale;
+use crate::settings::Scale;
+
+/// Name of the table.
+pub(super) const TABLE_1: &str = "table 1";
+/// Its only column.
+pub(super) const COST: &str = "ns";
 
 pub(super) const INSTRUCTION: &str = "Instruction";
 pub(super) const CYCLE: &str = "Clock Cycle";

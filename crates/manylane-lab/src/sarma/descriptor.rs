@@ -16,9 +16,12 @@ use manylane_measure::machine;
 use manylane_sys::uring::{Lookup, LookupRing};
 use manylane_sys::{cpu, process};
 
-use super::names::{TABLE_3, TABLE_3_WRITES};
 use crate::row::Row;
-use crate::scale::Scale;
+use crate::settings::Scale;
+
+// Names of the tables.
+pub(super) const TABLE_3: &str = "table 3";
+pub(super) const TABLE_3_WRITES: &str = "table 3, writes";
 
 const RECV_CALL: &str = "recv() of an empty socket";
 const NO_FILE: &str = "io_uring request without a file";

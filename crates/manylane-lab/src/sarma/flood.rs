@@ -25,9 +25,13 @@ use manylane_sys::barrier;
 use manylane_testbed::Host;
 use manylane_testbed::generator::LiveSender;
 
-use super::names::{FIGURE_7, FIGURE_8, FLOOD};
+use crate::part::Setups;
 use crate::row::Row;
-use crate::setups::Setups;
+
+// Names of the tables.
+pub(super) const FIGURE_7: &str = "figure 7";
+pub(super) const FIGURE_8: &str = "figure 8";
+pub(super) const FLOOD: &str = "flood";
 
 pub(super) const GRACE_PERIOD_MAX: &str = "longest grace period, ms";
 const GRACE_PERIOD: &str = "grace, ms";

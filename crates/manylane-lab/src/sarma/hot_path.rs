@@ -8,11 +8,13 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Context, Result};
 use manylane_bench as bench;
 
-use super::names::TABLE_2;
 use crate::lockstat::LockStatSession;
+use crate::part::Setups;
 use crate::rivera::{ContentionSample, sample_contention, udp_readers};
 use crate::row::Row;
-use crate::setups::Setups;
+
+/// Name of the table.
+pub(super) const TABLE_2: &str = "table 2";
 
 pub(super) const WRITE: &str = "write() of 4 KiB";
 pub(super) const ACQUISITIONS: &str = "locks taken";

@@ -13,14 +13,17 @@ mod atomics;
 mod descriptor;
 mod flood;
 mod hot_path;
-mod names;
 mod starvation;
 
-use self::names::{COST, FIGURE_7, FIGURE_8, FIGURE_9, FLOOD, TABLE_1, TABLE_2, TABLE_3, TABLE_3_WRITES};
+use self::atomics::{COST, TABLE_1};
+use self::descriptor::{TABLE_3, TABLE_3_WRITES};
+use self::flood::{FIGURE_7, FIGURE_8, FLOOD};
+use self::hot_path::TABLE_2;
+use self::starvation::FIGURE_9;
 use crate::paper::PaperValue;
-use crate::paper_table::{Baseline, Plot, Table};
 use crate::part::Part;
-use crate::scale::Scale;
+use crate::settings::Scale;
+use crate::table::{Baseline, Plot, Table};
 
 pub(super) fn tables() -> Vec<Table> {
     let stretch = Some(Plot::Lines("tenths of the flood"));

@@ -9,9 +9,11 @@ use manylane_bench::{self as bench, run_pinned};
 use manylane_measure::Sent;
 
 use super::flood::{FloodResult, RxPath, run_under_flood};
-use super::names::FIGURE_9;
+use crate::part::Setups;
 use crate::row::Row;
-use crate::setups::Setups;
+
+/// Name of the table.
+pub(super) const FIGURE_9: &str = "figure 9";
 
 pub(super) const LONGEST_GAP: &str = "longest, ms";
 const STALLED_SHARE: &str = "stalled, %";

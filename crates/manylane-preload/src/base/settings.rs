@@ -16,13 +16,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use libc::{c_int, timespec};
+use manylane_ipc::RX_USECS_MAX;
 use manylane_ipc::lease::{LeaseToken, TOKEN_ENV_VAR};
 use manylane_ipc::ports::{PORTS_ENV_VAR, PortRanges};
-use manylane_ipc::settings::RX_USECS_MAX;
 
 use crate::base::steer::Policy;
 
-pub(crate) use manylane_ipc::settings::LANES_MAX;
+pub(crate) use manylane_ipc::LANES_MAX;
 
 /// The longest time that a thread waits without polling other lanes, in milliseconds.
 pub(crate) const WAIT_SLICE_MS: c_int = 20;

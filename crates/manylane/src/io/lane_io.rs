@@ -1,12 +1,22 @@
-//! The operations of each engine.
+//! The operations of each engine, and the totals of a receive.
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use manylane_sys::tick;
 
-use super::{Capabilities, RecvSummary};
+use super::Capabilities;
 use crate::error::Result;
+
+/// Totals of one receive.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RecvSummary {
+    pub(crate) messages: usize,
+    pub(crate) datagrams: usize,
+    pub(crate) bytes: usize,
+    pub(crate) truncated: usize,
+    pub(crate) gro_messages: usize,
+}
 
 /// Operations of a lane's engine. The defaults are for engines without special needs.
 pub(super) trait LaneIo {

@@ -7,8 +7,8 @@
 //! | [`mmsg`], [`uring`], [`xdp`] | the engines; `uring` and `xdp` contain an [`MmsgIo`] for what they leave to the kernel socket |
 //! | `sim` | an engine for tests: a simulated network for each lane, with a clock that only waits and polls advance |
 //! | `faults` | for tests, around any engine: seeded loss, reordering, shortening, corruption; receives and sends that fail |
-//! | [`lane_io`], [`engine_shared`] | the operations of an engine, for a lane and for what the lanes of a socket share |
-//! | [`capabilities`], [`recv_summary`] | what an engine was granted; totals of one receive |
+//! | [`lane_io`], [`engine_shared`] | the operations of an engine, for a lane and for what the lanes of a socket share; totals of one receive |
+//! | [`capabilities`] | what an engine was granted |
 //! | [`kernel_socket`] | the kernel socket of a lane: its options, and binding it |
 //! | [`orphaned_sockets`] | sockets that the kernel holds after their lanes were closed |
 //! | [`bypass`], [`transport`] | where replies go: past the kernel's stack, or through the kernel socket |
@@ -31,7 +31,6 @@
 //! | `sleep` with `busy-poll` | `SO_BUSY_POLL` | `IORING_REGISTER_NAPI` | `SO_BUSY_POLL` on the queues, `EPIOCSPARAMS` |
 
 pub(crate) mod batch;
-mod bpf_error;
 mod bypass;
 mod capabilities;
 mod engine_shared;
@@ -44,7 +43,6 @@ mod lane_io;
 mod messages;
 mod mmsg;
 mod orphaned_sockets;
-mod recv_summary;
 #[cfg(test)]
 pub(crate) mod sim;
 mod socket_queue;
@@ -72,7 +70,7 @@ pub use self::capabilities::Capabilities;
 pub use self::engine_shared::XdpQueue;
 pub(crate) use self::engine_shared::{EngineShared, NewLane};
 pub use self::filter::FilterHandle;
-pub(crate) use self::recv_summary::RecvSummary;
+pub(crate) use self::lane_io::RecvSummary;
 pub(crate) use self::transport::{Replies, Transport};
 pub use self::xdp::leasing::{LeasedRing, LeasedRings, Lessor};
 

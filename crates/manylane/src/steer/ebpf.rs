@@ -16,8 +16,8 @@ use manylane_sys::map::SharedWords;
 
 use super::policy::{Slot, Steering};
 use super::table::Layout;
+use crate::bpf_load::load_with_retry;
 use crate::error::{Error, ErrorKind, Result, errno_of};
-use crate::verify::load_with_retry;
 
 /// The steering table as a value of an array map: `abi::Table` as words.
 type TableWords = [u32; size_of::<abi::Table>() / 4];

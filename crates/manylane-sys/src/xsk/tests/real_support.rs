@@ -5,7 +5,7 @@ use std::io;
 use std::net::UdpSocket;
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 
-use manylane_test_support::{skip, wait_for};
+use manylane_test_support::{need, wait_for};
 
 use crate::check;
 use crate::netns::{NetNs, device_index, is_device_running};
@@ -18,7 +18,10 @@ use crate::xsk::{Mode, QueueOptions};
 pub(super) fn in_namespace(name: &str, test: impl FnOnce(u32) + Send) {
     let namespace = match NetNs::create() {
         Ok(namespace) => namespace,
-        Err(err) => return skip(name, &format_args!("no network namespace: {err}")),
+        Err(err) => {
+            _ = need(name, false, &format!("no network namespace: {err}"));
+            return;
+        }
     };
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -7,10 +7,10 @@ use aya::maps::{Array, LpmTrie, Map, MapData, PerCpuArray, PerCpuValues};
 use aya::util::nr_cpus;
 use manylane_bpf::abi;
 
+use crate::bpf_load::bpf_error;
 use crate::counters::FilterDrops;
 use crate::error::{Error, Result};
 use crate::filter::{Filter, Prefix, Rule};
-use crate::io::bpf_error::bpf_error;
 
 /// A socket's index on a device.
 pub(crate) type SocketIndex = u32;

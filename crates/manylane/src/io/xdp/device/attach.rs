@@ -8,10 +8,9 @@ use aya::programs::{Xdp, XdpMode, loaded_programs};
 use manylane_sys::errno::{EBUSY, EEXIST, ENOSPC, EOPNOTSUPP};
 
 use super::AttachMode;
+use crate::bpf_load::{bpf_error, load_with_retry};
 use crate::error::{Error, ErrorKind, Result, errno_of};
-use crate::io::bpf_error::bpf_error;
 use crate::io::xdp::route;
-use crate::verify::load_with_retry;
 
 /// Loads the program and attaches it to the device with this index, name and driver. Waits for at
 /// most `timeout` until another program is detached.

@@ -10,14 +10,13 @@ use manylane_ipc::lease::{Fds, Message};
 use manylane_sys::errno::ENODEV;
 use manylane_sys::netns::{NetNs, device_index};
 use manylane_sys::unix_socket;
-use manylane_test_support::wait_for;
+use manylane_test_support::{need, wait_for};
 
 use super::Lessor;
 use crate::config::LIMIT_SOURCES_DEFAULT;
 use crate::io::xdp::device::{AttachMode, Device};
 use crate::io::xdp::route::tests::{can_make_namespaces, run, set_sysctl, try_ip};
 use crate::io::xdp::route::xdp_program_id;
-use crate::skip;
 use crate::vlan::Vlan;
 
 /// A namespace with the device `near`.
@@ -215,9 +214,9 @@ fn netns_tap_devices_are_used_only_if_named() {
         return;
     }
     let ours = NetNs::create().unwrap();
-    if !try_ip(&ours, "tuntap add dev guest mode tap\naddress add 10.9.0.1/24 dev guest\nlink set guest up\n")
-    {
-        return skip::report(TEST, "this kernel has no tap devices (CONFIG_TUN, /dev/net/tun)");
+    let tap = "tuntap add dev guest mode tap\naddress add 10.9.0.1/24 dev guest\nlink set guest up\n";
+    if !need(TEST, try_ip(&ours, tap), "this kernel has no tap devices (CONFIG_TUN, /dev/net/tun)") {
+        return;
     }
     run(&ours, || {
         let refused = Lessor::open(None, |_| None).map(|_| ()).unwrap_err().to_string();
@@ -236,8 +235,9 @@ fn netns_an_enslaved_device_is_left_to_the_kernel() {
     }
     let ours = create_device();
     let kinds = ["bridge", "vrf table 9", "bond"];
-    if !kinds.iter().any(|kind| try_ip(&ours, &format!("link add name upper type {kind}\n"))) {
-        return skip::report(TEST, "this kernel has no bridges, VRFs and bonds (CONFIG_BRIDGE)");
+    let made = kinds.iter().any(|kind| try_ip(&ours, &format!("link add name upper type {kind}\n")));
+    if !need(TEST, made, "this kernel has no bridges, VRFs and bonds (CONFIG_BRIDGE)") {
+        return;
     }
     run(&ours, || {
         let mut lessor = Lessor::open(Some(&["near".into()]), |_| None).unwrap();

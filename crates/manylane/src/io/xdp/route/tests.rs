@@ -10,10 +10,9 @@ use std::{fs, thread};
 
 use manylane_sys::netns::NetNs;
 use manylane_sys::process::run_isolated;
-use manylane_test_support::wait_for;
+use manylane_test_support::{need, wait_for};
 
 use super::*;
-use crate::skip;
 
 /// Far longer than any step takes on a machine that is busy with other tests.
 const TEST_TIMEOUT: Duration = Duration::from_secs(120);
@@ -27,8 +26,7 @@ const OTHER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
 /// True if this process can make network namespaces. Reports the skip of test `name` if not.
 pub(in crate::io::xdp) fn can_make_namespaces(name: &str) -> bool {
     let Err(err) = NetNs::create() else { return true };
-    skip::report(name, &format!("no network namespace can be made, run as root: {err}"));
-    false
+    need(name, false, &format!("no network namespace can be made, run as root: {err}"))
 }
 
 fn ip(text: &str) -> IpAddr {

@@ -1,10 +1,11 @@
-//! Loads eBPF programs, and retries after signals.
+//! Loading eBPF programs: retries after signals, and errors.
 
 use std::error::Error as StdError;
+use std::io;
 
-use manylane_sys::errno::EAGAIN;
+use manylane_sys::errno::{EACCES, EAGAIN, EMFILE, ENOMEM, EPERM};
 
-use crate::error::errno_of;
+use crate::error::{Error, ErrorKind, errno_of};
 
 /// As many as in libbpf.
 const LOAD_ATTEMPTS_MAX: u32 = 5;
@@ -24,10 +25,20 @@ pub(crate) fn load_with_retry<E: StdError + 'static>(
     load()
 }
 
+/// The error of an eBPF step, with the kind for its number.
+pub(crate) fn bpf_error<E: StdError + Send + Sync + 'static>(name: &str, what: &str, err: E) -> Error {
+    let kind = match errno_of(&err) {
+        Some(EPERM | EACCES) => ErrorKind::Permission,
+        Some(number @ (ENOMEM | EMFILE)) => {
+            return Error::system(format!("{name}: {what}"), io::Error::from_raw_os_error(number));
+        }
+        _ => ErrorKind::Unsupported,
+    };
+    Error::with(kind, format!("{name}: {what}"), err)
+}
+
 #[cfg(test)]
 mod tests {
-    use std::io;
-
     use super::*;
 
     /// Loads a program that fails `failures` times with `errno`; the number of attempts, and the
@@ -46,6 +57,6 @@ mod tests {
         assert_eq!(attempts(EAGAIN, 0), (1, true));
         assert_eq!(attempts(EAGAIN, 4), (5, true));
         assert_eq!(attempts(EAGAIN, 5), (5, false));
-        assert_eq!(attempts(manylane_sys::errno::EACCES, 1), (1, false));
+        assert_eq!(attempts(EACCES, 1), (1, false));
     }
 }
