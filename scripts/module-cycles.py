@@ -9,6 +9,12 @@ tests and what is for documentation are ignored.
   inside it, names the second or an item of it.
 - The files of a crate, also a folder's own file and the files in that folder: an edge from one to
   another if the first names or re-exports an item that the second defines.
+
+In both, a method is an item too: an edge from a file that names a type to one with a method in an
+`impl` of that type, if the first calls a method of this name, of whatever value, and has no such
+method of that type itself. A method of a trait counts if it is called of `self`.
+
+The layers of the library, a table in ARCHITECTURE.md, are checked, too.
 """
 
 import collections
@@ -30,6 +36,11 @@ INLINE_MODULE = re.compile(r"\bmod \w+ \{")
 IMPORT = re.compile(r"\buse\s+([^;]+);")
 GROUP = re.compile(r"([\w:]*)\{([^{}]*)\}")
 PATH = re.compile(r"(?<![\w:])(?:r#)?\w+(?:::(?:r#)?\w+)+")
+# In a macro: an exported macro, which is at the root wherever it is defined; a path that is
+# complete only where the macro is used.
+MACRO_PATH = re.compile(r"\$crate::\w+!|\b\w+(?:::\w+)*::\$")
+IMPL = re.compile(r"^\s*(?:unsafe )?impl\b", re.MULTILINE)
+METHOD_CALL = re.compile(r"(\bself)?\s*\.\s*(\w+)(?:::<[^()]*>)?\(")
 ITEM = re.compile(r"\b(?:fn|struct|enum|union|trait|type|const|static|macro_rules!)\s+(\w+)")
 
 
@@ -61,6 +72,21 @@ def code_of(text):
     return text
 
 
+def impls_of(code):
+    """The types (paths) with an `impl`, each with the items in it; of a trait: `self.item`."""
+    found = collections.defaultdict(set)
+    for match in IMPL.finditer(code):
+        head, _, body = code[match.end() : item_end(code, match.start())].partition("{")
+        # Innermost generics first. An arrow ends none.
+        head = head.replace("->", "")
+        while head != (head := re.sub(r"<[^<>]*>", "", head)):
+            pass
+        trait, _, self_type = re.split(r"\bwhere\b", head)[0].rpartition(" for ")
+        items = re.findall(r"\b(?:fn|const|type) (\w+)", body)
+        found[tuple(self_type.strip().split("::"))].update(f"self.{item}" if trait else item for item in items)
+    return found
+
+
 class Module:
     def __init__(self, text):
         code = code_of(text)
@@ -74,11 +100,14 @@ class Module:
                 tree = tree[: match.start()] + ", ".join(parts) + tree[match.end() :]
             for leaf in tree.split(","):
                 self.add_import(leaf)
-        code = IMPORT.sub("", code)
+        code = MACRO_PATH.sub("", IMPORT.sub("", code))
         self.items = set(ITEM.findall(code))
         self.words = set(re.findall(r"\w+", code))
+        self.impls = impls_of(code)
+        self.calls = set().union(*({item, f"{value}.{item}"} for value, item in METHOD_CALL.findall(code)))
         self.paths = {tuple(path.replace("r#", "").split("::")) for path in PATH.findall(code)}
         self.paths |= {path for paths in self.imports.values() for path in paths}
+        self.names = self.words | {path[-1] for path in self.paths}
 
     def add_import(self, leaf):
         path, _, alias = leaf.replace("r#", "").partition(" as ")
@@ -150,10 +179,25 @@ class Crate:
     def uses(self):
         """Module to those that it names, and to those whose items it names."""
         named, items = {}, {}
+        # Type, by its name and the file that defines it, to the files with an `impl` of it.
+        impls = collections.defaultdict(dict)
+        for at, module in self.modules.items():
+            for path, methods in module.impls.items():
+                for definer in self.resolve(at, path)[2]:
+                    impls[definer, path[-1]].setdefault(at, set()).update(methods)
         for at, module in self.modules.items():
             resolved = [self.resolve(at, path) for path in module.paths]
             named[at] = set().union(*(found for found, _, _ in resolved)) - {at}
             items[at] = set().union(*(definers for _, _, definers in resolved)) - {at}
+            for (definer, type_name), files in impls.items():
+                if at == definer or at in files or definer in items[at] and type_name in module.names:
+                    owners = (("Self",), (type_name,))
+                    named_items = {path[-1] for path in module.paths if path[-2:-1] in owners}
+                    calls = module.calls.union(named_items, (f"self.{item}" for item in named_items))
+                    own = files.get(at, set())
+                    users = {file for file, methods in files.items() if file != at and calls & methods - own}
+                    named[at] |= users
+                    items[at] |= users
         return named, items
 
 
@@ -213,7 +257,7 @@ def name(module):
 
 def check(crate, show_edges):
     failed = False
-    for folder, cycle, edges in cycles_of(ROOT / "crates" / crate / "src"):
+    for folder, cycle, edges in cycles_of(ROOT / crate / "src"):
         failed = True
         print(f"{crate}: {folder or 'files'}: a cycle of {len(cycle)}: {' '.join(cycle)}")
         for module in cycle if show_edges else ():
@@ -223,8 +267,38 @@ def check(crate, show_edges):
     return failed
 
 
+def check_layers():
+    """Checks the table of layers in ARCHITECTURE.md: each uses only itself and those above it."""
+    layers = {}
+    table = (ROOT / "ARCHITECTURE.md").read_text()
+    for layer, row in enumerate(re.findall(r"^\| \d[^|]*\|(.*)\|$", table, re.MULTILINE)):
+        for module in re.findall(r"`(\w+)`", row):
+            layers.setdefault(module, layer)
+    crate = Crate(ROOT / "crates" / "manylane" / "src")
+    named, _ = crate.uses()
+    # Not modules that are declared for tests only.
+    built = {module: others for module, others in named.items() if crate.modules[()].words & set(module[:1])}
+    edges = {(module[0], other[0]) for module, others in built.items() for other in others if other}
+    wrong = [edge for edge in sorted(edges) if not set(edge) <= set(layers) or layers[edge[0]] < layers[edge[1]]]
+    for module, other in wrong:
+        print(f"manylane: {module} uses {other}, which the layers in ARCHITECTURE.md do not allow")
+    return bool(wrong)
+
+
 # In each crate, b uses a. The other way is hidden, or there is none.
-B = "use crate::a::Item;\npub struct Thing(Item);\n"
+B = """use crate::a::Item;
+pub struct Thing(Item);
+impl Item {
+    pub fn thing<T>(&self) {}
+}
+impl<'a> Iterator for Item
+where
+    Item: Sized,
+{
+    type Item = u8;
+    fn next(&mut self) -> Option<u8> {}
+}
+"""
 BOTH = [["a", "b"], ["crate::a", "crate::b"]]
 SELF_TEST = {
     "a plain cycle": (BOTH, "mod a;\nmod b;\n", "use crate::b::Thing;\npub struct Item;\n"),
@@ -258,6 +332,44 @@ SELF_TEST = {
         "mod a;\nmod b;\npub use b::Thing;\n",
         "pub struct Thing;\npub struct Item;\nmod inner {\n    pub(super) use super::Thing;\n}\n",
     ),
+    "a method": (BOTH, "mod a;\nmod b;\n", "pub struct Item;\nfn one(item: Item) {\n    item.thing();\n}\n"),
+    "a method with a type": (
+        BOTH,
+        "mod a;\nmod b;\n",
+        "pub struct Item;\nfn one(item: Item) {\n    item\n        .thing::<u8>();\n}\n",
+    ),
+    "a method of a type of a third file": (
+        [["a", "b"]],
+        "mod a;\nmod b;\npub struct Item;\n",
+        "pub use crate::Item;\nfn one(item: Item) {\n    item.thing();\n}\n",
+    ),
+    "a method as a function": (BOTH, "mod a;\nmod b;\n", "pub struct Item;\nconst ONE: fn(&Item) = Item::thing;\n"),
+    "a method of Self": (
+        BOTH,
+        "mod a;\nmod b;\n",
+        "pub struct Item;\nimpl Item {\n    fn one(&self) {\n        Self::thing(self);\n    }\n}\n",
+    ),
+    "a method of its own": (
+        [],
+        "mod a;\nmod b;\n",
+        "pub struct Item;\nimpl<T> Other<T> {\n    fn thing(&self) {}\n}\nimpl Item {\n    fn thing(&self) {}\n"
+        "    fn one(&self) {\n        self.thing();\n    }\n}\n",
+    ),
+    "a method of a trait": (
+        BOTH,
+        "mod a;\nmod b;\n",
+        "pub struct Item;\nimpl Item {\n    fn one(&mut self) {\n        self.next();\n    }\n}\n",
+    ),
+    "a method of a trait, of another value": (
+        [],
+        "mod a;\nmod b;\n",
+        "pub struct Item;\nfn one(mut item: Other) {\n    item.next();\n}\n",
+    ),
+    "an exported macro": (
+        [],
+        "mod a;\nmod b;\npub use a::Item;\n",
+        "pub struct Item;\nmacro_rules! one {\n    () => { $crate::one!(1) };\n    (1) => { super::one::$name };\n}\n",
+    ),
     "tests, comments, documentation and literals": (
         [],
         "mod a;\nmod b;\npub use b::Thing;\n",
@@ -288,9 +400,12 @@ def main():
     if "--self-test" in words:
         return self_test()
     crates = [word for word in words if not word.startswith("-")]
-    crates = crates or sorted(path.parent.name for path in ROOT.glob("crates/*/src"))
+    sources = sorted(path.parent.relative_to(ROOT) for path in (*ROOT.glob("*/src"), *ROOT.glob("crates/*/src")))
+    crates = [crate for crate in sources if not crates or crate.name in crates]
+    if not crates:
+        sys.exit(f"there is no such crate: {' '.join(words)}")
     failed = [check(crate, "--edges" in words) for crate in crates]
-    return any(failed)
+    return any([*failed, check_layers()])
 
 
 if __name__ == "__main__":

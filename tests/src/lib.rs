@@ -17,8 +17,5 @@ pub use client::{Client, pattern, retry_eintr, send_and_wait, send_gso, v4_mappe
 pub use lane_driver::{LaneDriver, ReceivedDatagram};
 pub use serving::Serving;
 pub use slow_server::SlowServer;
-pub use test_env::{bind_peer, map_addr, map_ip, record_counters, unused_addr};
+pub use test_env::{TEST_TIMEOUT, bind_peer, map_addr, map_ip, record_counters, unused_addr};
 pub use variant::{Variant, backends, need_ebpf, need_ipv6, need_uring};
-
-/// Maximum wait for an event before a test fails.
-pub const TEST_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(120);

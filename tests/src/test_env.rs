@@ -10,9 +10,13 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use manylane::LaneCounters;
 use manylane_testbed::{Host, Layout, Testbed};
+
+/// Maximum wait for an event before a test fails.
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Places other than loopback, by the namespace of their servers.
 static TEST_ENVS: Mutex<Vec<(u64, Arc<TestEnv>)>> = Mutex::new(Vec::new());

@@ -15,6 +15,10 @@
 //! and no value. Where a table has a baseline, each figure has its ratio to it with the p-value of
 //! the difference.
 //!
+//! The lab has a runner of its own, beside that of `bench`: an hour's run must survive a kill, and
+//! a table has the form of its paper. Receivers, statistics and the parts of a page are those of
+//! `bench`.
+//!
 //! | module | holds |
 //! |---|---|
 //! | `paper`, `settings` | the papers by name; the settings of a run, its scale |

@@ -66,15 +66,34 @@ pub fn allowed_cpus() -> Vec<usize> {
     list.unwrap_or_else(online_cpus)
 }
 
+/// `USER_HZ` is 100 on every architecture of Linux that this project runs on.
+const TICK_NS: u64 = 10_000_000;
+
+/// The CPUs in `/proc/stat`: their numbers (none: the sum of all), and the ticks since boot that
+/// each spent as user, nice, system, idle, iowait, irq, softirq, steal.
+pub fn cpu_ticks(stat: &str) -> impl Iterator<Item = (Option<u32>, [u64; 8])> {
+    stat.lines().filter_map(|line| {
+        let (name, ticks) = line.split_once(' ')?;
+        let number = match name.strip_prefix("cpu")? {
+            "" => None,
+            number => Some(number.parse().ok()?),
+        };
+        // Two more are included in the first ones.
+        let ticks: Vec<u64> =
+            ticks.split_whitespace().take(8).map_while(|ticks| ticks.parse().ok()).collect();
+        Some((number, ticks.try_into().ok()?))
+    })
+}
+
 /// Nanoseconds that the CPUs together spent idle since boot.
 ///
 /// The kernel counts idle time by its clock and not by sampling at the tick, so that the wall
 /// clock minus idle time is the more exact busy time.
 pub fn idle_ns() -> u64 {
     let stat = read_file("/proc/stat");
-    let line = stat.lines().next().unwrap_or_default();
-    // user nice system idle iowait irq softirq steal: stolen time is not work of this machine.
-    [3, 4, 7].map(|field| stat_field(line, field)).iter().sum()
+    let all = cpu_ticks(&stat).find(|(number, _)| number.is_none());
+    // Stolen time is not work of this machine.
+    all.map_or(0, |(_, [_, _, _, idle, iowait, _, _, steal])| (idle + iowait + steal) * TICK_NS)
 }
 
 /// Steal time of each CPU in nanoseconds, by its number, since boot.
@@ -84,22 +103,12 @@ pub fn steal_ns() -> Vec<u64> {
 
 fn parse_steal(stat: &str) -> Vec<u64> {
     let mut all = Vec::new();
-    for line in stat.lines() {
-        let number =
-            line.strip_prefix("cpu").and_then(|rest| rest.split_whitespace().next()?.parse::<usize>().ok());
-        // The first line is the sum of all CPUs.
-        let Some(number) = number.filter(|_| !line.starts_with("cpu ")) else { continue };
+    for (number, [.., steal]) in cpu_ticks(stat) {
+        let Some(number) = number.map(|number| number as usize) else { continue };
         all.resize(all.len().max(number + 1), 0);
-        all[number] = stat_field(line, 7);
+        all[number] = steal * TICK_NS;
     }
     all
-}
-
-/// A field of a line of `/proc/stat` behind its name, in nanoseconds.
-fn stat_field(line: &str, field: usize) -> u64 {
-    /// `USER_HZ` is 100 on every architecture of Linux that this project runs on.
-    const TICK_NS: u64 = 10_000_000;
-    line.split_whitespace().nth(field + 1).and_then(|value| value.parse::<u64>().ok()).unwrap_or(0) * TICK_NS
 }
 
 /// A size of a file in the style of `/proc/meminfo`, in KiB; 0 when it cannot be read.

@@ -14,7 +14,7 @@
 //!                                          ▼
 //!                   receive.rs: mode of the socket ── SINGLE ──► recvfrom(fd), a wait without a bound
 //!                                          │
-//!                                          └─ MULTI_LANE ─► recv_call.rs
+//!                                          └─ MULTI_LANE ─► recv_dispatch.rs
 //!                                               │ 1. the lane that was peeked at
 //!                                               │ 2. datagrams older than the lanes
 //!                                               │ 3. the thread's own lane

@@ -1,4 +1,5 @@
-//! Mappings: buffers, rings, and words shared with eBPF programs or other processes.
+//! Mappings: buffers, rings, and words shared with eBPF programs or other processes. By libc and
+//! not by rustix, whose system calls Miri does not interpret.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};

@@ -121,7 +121,7 @@ impl Signals {
     /// killed when the calling thread ends: killing this process is meant for the child.
     pub fn restore_mask_in(&self, command: &mut Command) {
         let before = self.previous_mask;
-        let parent = std::process::id() as libc::pid_t;
+        let parent = Some(process::getpid());
         // SAFETY: the closure runs in the child between fork and exec, where only
         // async-signal-safe calls are allowed. It sets a signal mask, a disposition and a process
         // attribute, and allocates nothing. It owns the set.
@@ -129,7 +129,7 @@ impl Signals {
             command.pre_exec(move || {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong);
                 // The parent died before the call above: there will be no signal.
-                if libc::getppid() != parent {
+                if process::getppid() != parent {
                     libc::_exit(125);
                 }
                 libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
@@ -190,7 +190,7 @@ pub fn exists(pid: u32) -> bool {
 /// # Errors
 /// `ESRCH` if there is no such process.
 fn group(pid: i32) -> io::Result<i32> {
-    // SAFETY: takes no pointer.
+    // SAFETY: takes no pointer. Not by rustix, which has no group 0.
     check(unsafe { libc::getpgid(pid) })
 }
 
@@ -251,9 +251,9 @@ pub fn become_subreaper() -> io::Result<()> {
 /// `ENOMEM`.
 #[cfg(any(test, feature = "bench"))]
 pub fn unshare_fd_table() -> io::Result<()> {
-    // SAFETY: takes a number and no pointer. Descriptors keep their numbers and files, so that
-    // every value of this thread that owns one still owns it.
-    check(unsafe { libc::unshare(libc::CLONE_FILES) }).map(drop)
+    // SAFETY: descriptors keep their numbers and files, so that every value of this thread that
+    // owns one still owns it.
+    Ok(unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::FILES) }?)
 }
 
 /// The number of descriptors that this process may have (`RLIMIT_NOFILE`).
@@ -266,12 +266,11 @@ pub fn descriptors_max() -> usize {
 /// Ends this process by `signal`, without a core file, so that its parent sees how the child
 /// ended. Returns if the signal does not end processes.
 pub fn exit_by_signal(signal: i32) {
-    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    _ = process::setrlimit(process::Resource::Core, process::Rlimit { current: Some(0), maximum: Some(0) });
     // SAFETY: an all-zero sigset_t is an empty set. Each call reads values that live across it.
     // Changing the disposition affects no other code, because nothing runs after the signal unless
     // it is ignored.
     unsafe {
-        libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
         libc::signal(signal, libc::SIG_DFL);
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigaddset(&raw mut set, signal);

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use manylane::{LaneCounters, control};
+use manylane_measure::machine;
 use serde::Serialize;
 
 use super::prometheus::{ROWS_MAX, Sample, parse_samples};
@@ -264,18 +265,12 @@ fn run_time(pid: u32, tid: u32) -> Option<u64> {
     read(&format!("/proc/{pid}/task/{tid}/schedstat")).split_ascii_whitespace().next()?.parse().ok()
 }
 
-/// /proc/stat has user, nice, system, idle, iowait, irq, softirq, steal, and two that are included
-/// in the first ones.
 fn cpus(stat: &str) -> BTreeMap<u32, Cpu> {
-    let cpu = |line: &str| -> Option<(u32, Cpu)> {
-        let mut words = line.strip_prefix("cpu")?.split_ascii_whitespace();
-        let number = words.next()?.parse().ok()?;
-        let ticks: Vec<u64> = words.take(8).map_while(|word| word.parse().ok()).collect();
-        let idle = ticks.get(3)? + ticks.get(4)?;
-        Some((number, Cpu { softirq: *ticks.get(6)?, idle, total: ticks.iter().sum() }))
+    let cpu = |(number, ticks): (Option<u32>, [u64; 8])| {
+        let [_, _, _, idle, iowait, _, softirq, _] = ticks;
+        Some((number?, Cpu { softirq, idle: idle + iowait, total: ticks.iter().sum() }))
     };
-    // The first line is the sum of all CPUs, and has no number.
-    stat.lines().filter(|line| !line.starts_with("cpu ")).filter_map(cpu).collect()
+    machine::cpu_ticks(stat).filter_map(cpu).collect()
 }
 
 #[cfg(test)]

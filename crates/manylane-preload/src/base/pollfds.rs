@@ -66,14 +66,17 @@ fn with_mapping<R>(count: usize, with: impl FnOnce(&mut [pollfd]) -> R) -> Optio
     });
     match kept {
         Some(nth) => CACHE.with(|mine| mine[nth].in_use.store(false, Ordering::Relaxed)),
-        None => unmap(at),
+        // SAFETY: from `map`; `with` has returned, and no other thread has it.
+        None => unsafe { unmap(at) },
     }
     answer
 }
 
 /// Frees the mappings of the calling thread, which ends.
 pub(crate) fn free_cached() {
-    CACHE.with(|mine| mine.iter().for_each(|kept| unmap(kept.ptr.swap(ptr::null_mut(), Ordering::Relaxed))));
+    // SAFETY: from `map`; the thread waits no more, and has taken them out of the cache.
+    let free = |kept: &CachedMapping| unsafe { unmap(kept.ptr.swap(ptr::null_mut(), Ordering::Relaxed)) };
+    CACHE.with(|mine| mine.iter().for_each(free));
 }
 
 /// Maps room for entries; null if there is no memory.
@@ -85,9 +88,11 @@ fn map() -> *mut pollfd {
     if at == libc::MAP_FAILED { ptr::null_mut() } else { at.cast() }
 }
 
-fn unmap(at: *mut pollfd) {
+/// # Safety
+/// `at` must be null, or be from [`map`] and no longer used.
+unsafe fn unmap(at: *mut pollfd) {
     if !at.is_null() {
-        // SAFETY: a mapping of that size from `map`, which is no longer used.
+        // SAFETY: a mapping of that size, as the caller promises.
         unsafe { libc::munmap(at.cast(), MAPPING_POLLFDS * size_of::<pollfd>()) };
     }
 }

@@ -28,7 +28,7 @@ use crate::lanes::fallback;
 use crate::shared::leftovers::LeftoverQueue;
 use crate::shared::sock::{PLAIN, Shared, Sock, UNBOUND};
 use crate::shared::{processes, report, thread};
-use crate::transfer::{detached, recv_call};
+use crate::transfer::{detached, recv_dispatch};
 use crate::xdp::queues;
 
 pub(crate) unsafe fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {
@@ -110,7 +110,7 @@ fn collect_leftovers(sock: &'static Sock, shared: &Shared, fd: c_int) {
         let op = |at, more| unsafe { call::recvmsg(at, message, more | MSG_DONTWAIT) };
         // SAFETY: as above.
         let into = unsafe { RecvBufs::message(message) };
-        recv_call::recv_leftover(sock, shared, fd, into, op)
+        recv_dispatch::recv_leftover(sock, shared, fd, into, op)
     });
     if left.has_datagrams() {
         sock.set_leftovers(left);

@@ -125,11 +125,14 @@ impl Buffers {
                 (&raw mut (*entry).bid).write(id as u16);
             }
         }
-        ring.register_buffers(&BufReg {
+        let what = BufReg {
             ring_addr: buffers.ring.as_ptr().expose_provenance() as u64,
             ring_entries: count as u32,
             ..BufReg::default()
-        })?;
+        };
+        // SAFETY: `buffers` keeps both mappings. It is dropped together with `ring`, and the kernel
+        // fills buffers only in calls on that.
+        unsafe { ring.register_buffers(&what) }?;
         store_tail(&buffers.ring, buffers.ownership.tail);
         Ok(buffers)
     }

@@ -136,14 +136,16 @@ impl Ring {
 
     /// Makes the calling thread the submitter.
     pub(super) fn enable(&self) -> io::Result<()> {
-        self.register(abi::REGISTER_ENABLE_RINGS, ptr::null(), 0)
+        // SAFETY: takes no argument.
+        unsafe { self.register(abi::REGISTER_ENABLE_RINGS, ptr::null(), 0) }
     }
 
     /// Registers `socket` as the only file, index 0.
     #[cfg(any(test, feature = "bench"))]
     pub(super) fn register_file(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
         let files = [socket.as_raw_fd()];
-        self.register(abi::REGISTER_FILES, files.as_ptr().cast(), 1)
+        // SAFETY: one descriptor, which the kernel only reads.
+        unsafe { self.register(abi::REGISTER_FILES, files.as_ptr().cast(), 1) }
     }
 
     /// Cancels all requests in flight; their results are among the completions afterwards. True if
@@ -185,12 +187,18 @@ impl Ring {
     /// Releases the file. Closing the ring does so, too, but some time later.
     #[cfg(any(test, feature = "bench"))]
     pub(super) fn unregister_file(&self) -> io::Result<()> {
-        self.register(abi::UNREGISTER_FILES, ptr::null(), 0)
+        // SAFETY: takes no argument.
+        unsafe { self.register(abi::UNREGISTER_FILES, ptr::null(), 0) }
     }
 
     /// Registers the buffer ring described by `what`.
-    pub(super) fn register_buffers(&self, what: &abi::BufReg) -> io::Result<()> {
-        self.register(abi::REGISTER_PBUF_RING, ptr::from_ref(what).cast(), 1)
+    ///
+    /// # Safety
+    /// It must be mapped for as long as requests select from it, with entries of memory that only
+    /// the kernel uses while they are its own.
+    pub(super) unsafe fn register_buffers(&self, what: &abi::BufReg) -> io::Result<()> {
+        // SAFETY: one description, which the kernel only reads; the ring is as the caller promises.
+        unsafe { self.register(abi::REGISTER_PBUF_RING, ptr::from_ref(what).cast(), 1) }
     }
 
     /// Makes waits poll the devices of the sockets for `micros` microseconds before they sleep
@@ -198,12 +206,16 @@ impl Ring {
     pub(super) fn register_napi(&self, micros: u32) -> io::Result<()> {
         // The kernel writes the previous values into it, which are not used.
         let mut what = abi::Napi { busy_poll_to: micros, prefer_busy_poll: 1, ..abi::Napi::default() };
-        self.register(abi::REGISTER_NAPI, (&raw mut what).cast_const().cast(), 1)
+        // SAFETY: one structure, which the kernel may write.
+        unsafe { self.register(abi::REGISTER_NAPI, (&raw mut what).cast_const().cast(), 1) }
     }
 
-    fn register(&self, what: u32, arg: *const u8, count: u32) -> io::Result<()> {
+    /// # Safety
+    /// `arg` must be `count` of what the operation reads or writes, alive across the call, and what
+    /// it registers must live as long as the kernel uses it.
+    unsafe fn register(&self, what: u32, arg: *const u8, count: u32) -> io::Result<()> {
         let fd = self.fd.as_raw_fd();
-        // SAFETY: the callers pass `count` of what the operation reads, alive across the call.
+        // SAFETY: as the caller promises.
         let ret = unsafe { libc::syscall(libc::SYS_io_uring_register, fd, what, arg, count) };
         crate::check(ret as libc::c_int).map(drop)
     }

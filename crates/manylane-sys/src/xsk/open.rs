@@ -119,7 +119,7 @@ impl Queue {
         // page gets a copy: before Linux 5.12 that may be this process, while the kernel keeps
         // using the original.
         // SAFETY: advice on a mapping of ours, to its last page; it changes nothing in this
-        // process. If it fails, a child is no worse off than without.
+        // process. If it fails, a child is no worse off than without. By libc, as in `map.rs`.
         unsafe { libc::madvise(memory.as_ptr().cast(), bytes, libc::MADV_DONTFORK) };
         let anchor = Socket::open().map_err(Step::Socket.failed())?;
         let size = u64::from(options.frames) * u64::from(options.frame_size);
@@ -207,12 +207,6 @@ impl Queue {
     #[must_use]
     pub fn downgrade(&self) -> WeakQueue {
         WeakQueue { allocator: Arc::downgrade(&self.tx_queue.allocator) }
-    }
-
-    /// True with zero copy.
-    #[must_use]
-    pub fn is_zero_copy(&self) -> bool {
-        self.wakeup.is_zero_copy()
     }
 
     /// True if packets that are longer than a frame are received. Such a packet is assembled in a

@@ -71,7 +71,7 @@ impl<W: RingWakeup> Queue<W> {
         checksums: bool,
     ) -> Option<Self> {
         let MemberRings { rx, tx, maps } = rings;
-        let member = allocator.lock().join(rx.entries())?;
+        let member = allocator.lock().insert_member(rx.entries())?;
         Some(Self {
             rx,
             idle_skips: 0,
@@ -194,6 +194,12 @@ impl<W: RingWakeup> Queue<W> {
         self.rx.cached_pending()
     }
 
+    /// True with zero copy.
+    #[must_use]
+    pub fn is_zero_copy(&self) -> bool {
+        self.wakeup.is_zero_copy()
+    }
+
     #[cfg(test)]
     pub(super) fn has_idle_skips(&self) -> bool {
         self.idle_skips > 0
@@ -308,7 +314,7 @@ impl<W: RingWakeup> Drop for Queue<W> {
         // Queued packets are sent if possible; the others are reclaimed.
         let _ = self.tx_queue.flush(&self.wakeup);
         let TxQueue { allocator, member, tx, .. } = &mut self.tx_queue;
-        allocator.lock().leave(*member, &mut self.rx, tx, !self.wakeup.is_zero_copy());
+        allocator.lock().remove_member(*member, &mut self.rx, tx, !self.wakeup.is_zero_copy());
     }
 }
 

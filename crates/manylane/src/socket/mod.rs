@@ -17,8 +17,7 @@ mod server;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use crate::config::{Builder, Config, Engine};
-use crate::error::Result;
+use crate::config::{Config, Engine};
 use crate::group::Shared;
 use crate::io::{Capabilities, XdpQueue};
 use crate::lane::Lane;
@@ -40,22 +39,6 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Opens a socket with the default options: see [`Builder`].
-    ///
-    /// # Errors
-    /// As for [`Builder::open`].
-    pub fn bind(addr: impl std::net::ToSocketAddrs) -> Result<Self> {
-        Builder::new(addr)?.open()
-    }
-
-    /// Starts with the address to bind: [`Builder::new`].
-    ///
-    /// # Errors
-    /// As for [`Builder::new`].
-    pub fn builder(addr: impl std::net::ToSocketAddrs) -> Result<Builder> {
-        Builder::new(addr)
-    }
-
     /// The queues of devices that feed lanes. Empty with any engine but `xdp`.
     #[must_use]
     pub fn xdp_queues(&self) -> Vec<XdpQueue> {
@@ -129,7 +112,7 @@ mod tests {
     use manylane_test_support::seccomp::{self, Syscall};
 
     use super::*;
-    use crate::config::DATAGRAM_SIZE_MAX;
+    use crate::config::{Builder, DATAGRAM_SIZE_MAX};
 
     /// `UDP_GRO`; missing in rustix.
     const UDP_GRO: u32 = 104;

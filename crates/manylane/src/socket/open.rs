@@ -17,6 +17,24 @@ use crate::steer::Steer;
 use crate::wait::{EffectiveWait, WaitPolicy};
 use crate::{io, placement, probe};
 
+impl Socket {
+    /// Opens a socket with the default options: see [`Builder`].
+    ///
+    /// # Errors
+    /// As for [`Builder::open`].
+    pub fn bind(addr: impl std::net::ToSocketAddrs) -> Result<Self> {
+        Builder::new(addr)?.open()
+    }
+
+    /// Starts with the address to bind: [`Builder::new`].
+    ///
+    /// # Errors
+    /// As for [`Builder::new`].
+    pub fn builder(addr: impl std::net::ToSocketAddrs) -> Result<Builder> {
+        Builder::new(addr)
+    }
+}
+
 impl Builder {
     /// Checks the options and opens the socket. When this returns, every lane is bound and ready.
     ///

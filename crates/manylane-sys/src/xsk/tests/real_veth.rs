@@ -153,7 +153,7 @@ fn netns_members_on_several_threads_lose_nothing() {
                 for to in 0..2_u8 {
                     let start = Instant::now();
                     while got[usize::from(to)].load(Ordering::Acquire) + WINDOW_FRAMES <= number as usize {
-                        assert!(start.elapsed() < TIMEOUT, "member {to} is stuck at {number}");
+                        assert!(start.elapsed() < TIMEOUT, "member {to} is stuck at {number}: {got:?}");
                         std::thread::yield_now();
                     }
                     wire.send(&frame(to, number, 100)).unwrap();

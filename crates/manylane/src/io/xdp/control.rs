@@ -1,5 +1,7 @@
 //! Control of the XDP side of one socket: its devices, and the addresses that lead to it, kept
-//! current. `queues.rs` assigns queues to lanes; `state.rs` has the list of them.
+//! current; and assigns their queues to lanes: every queue has one lane, and no lane has two more
+//! than another. `state.rs` has the list of them. The queues themselves belong to their lanes, and
+//! move between them by [`Mailbox`].
 //!
 //! | event | what happens |
 //! |---|---|
@@ -17,18 +19,22 @@
 //! queues or a device's address changes, or when another process releases a queue.
 
 mod engine;
-mod queues;
+mod open_queue;
 mod state;
 
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use manylane_sys::device as sys;
+use manylane_sys::xsk::{Mode, QueueOptions};
 
-use self::state::State;
+use self::open_queue::open_queue;
+use self::state::{AssignedQueue, State};
 use super::checks;
 use super::device::{AttachMode, Device};
+use super::lane_queue::{LaneQueue, QueueId};
 use super::mailbox::Mailbox;
 use super::route::{Change, Reader, Routes};
 use crate::capture::listener::CaptureListener;
@@ -36,7 +42,6 @@ use crate::capture::tap::Tap;
 use crate::config::{Config, XdpOptions};
 use crate::counters::LaneId;
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::EngineShared;
 use crate::io::filter::{FilterHandle, SocketIndex};
 
 /// Size of a frame of the UMEM, and the kernel's headroom at its start (`XDP_PACKET_HEADROOM`), in
@@ -300,8 +305,108 @@ impl XdpControl {
         state.last_error = complaint;
     }
 
+    /// Opens the queues without a lane, and assigns each to the lane with the fewest. If `strict`,
+    /// the first error ends it; otherwise the other queues are opened before it is returned.
+    fn assign_queues(&self, state: &mut State, strict: bool) -> Result<()> {
+        let mut outcome = Ok(());
+        for (device, number) in state.devices.clone() {
+            for queue in 0..device.queues() {
+                let is_served =
+                    |served: &AssignedQueue| served.queue == queue && Arc::ptr_eq(&served.device, &device);
+                if state.assigned.iter().any(is_served) {
+                    continue;
+                }
+                match self.assign_queue(state, &device, number, queue, strict) {
+                    Err(err) if strict => return Err(err),
+                    Err(err) => outcome = Err(err),
+                    Ok(()) => {}
+                }
+            }
+        }
+        outcome
+    }
+
+    fn assign_queue(
+        &self,
+        state: &mut State,
+        device: &Arc<Device>,
+        number: SocketIndex,
+        queue: u32,
+        strict: bool,
+    ) -> Result<()> {
+        // Queues with one number often interrupt one CPU, so those of several devices go to
+        // different lanes.
+        let at = state.devices.iter().position(|(known, _)| Arc::ptr_eq(known, device)).unwrap_or(0);
+        let successor = state.least_assigned(at + queue as usize);
+        let Some(successor) = successor.map(|entry| (entry.lane, Arc::clone(&entry.mailbox))) else {
+            return Ok(());
+        };
+        let options = self.queue_options(device, queue);
+        let may_join = !self.options.generic;
+        let Some(xsk) = open_queue(device, &options, may_join, self.busy_poll, strict)? else {
+            // Another socket of this process has the queue; the companion feeds this one.
+            if strict {
+                log::warn!(
+                    "{} queue {queue} belongs to another socket of this process: lanes get its datagrams through the kernel",
+                    device.name
+                );
+            }
+            return Ok(());
+        };
+        let statistics = xsk
+            .as_fd()
+            .try_clone_to_owned()
+            .map_err(|err| Error::system("duplicating a descriptor for XSK statistics", err))?;
+        device.redirect(number, queue, xsk.as_fd())?;
+        state.last_id += 1;
+        let id = QueueId(state.last_id);
+        state.assigned.push(AssignedQueue {
+            id,
+            lane: successor.0,
+            device: Arc::clone(device),
+            number,
+            queue,
+            zero_copy: xsk.is_zero_copy(),
+            xsk: statistics,
+            dropped_before: 0,
+            is_redirected: true,
+            is_moving: false,
+        });
+        successor.1.push_queue(LaneQueue::new(id, xsk, Arc::clone(device), queue));
+        Ok(())
+    }
+
+    fn queue_options(&self, device: &Device, queue: u32) -> QueueOptions {
+        let ring = self.options.ring;
+        QueueOptions {
+            ifindex: device.index,
+            queue,
+            // For each socket, one ring of frames to receive into and one for everything else.
+            frames: ring * 2 * self.options.sockets,
+            frame_size: FRAME_SIZE,
+            ring,
+            tx_ring: ring,
+            batch: self.batch,
+            mode: Mode::Auto,
+            multi_buffer: device.has_jumbo_frames(FRAME_SIZE - HEADROOM_BYTES),
+        }
+    }
+
+    /// Hands the queue of a lane over to the lane with the fewest; returns it if there is none.
+    pub(super) fn hand_off(&self, queue: LaneQueue) -> Option<LaneQueue> {
+        self.state().hand_off(queue)
+    }
+
+    /// Called when a lane has drained and closed a queue whose device is gone.
+    pub(super) fn queue_closed(&self, queue: QueueId) {
+        if self.state().remove_closed(queue) {
+            // Its program is detached: if the device is back already, it can be opened.
+            self.request_refresh();
+        }
+    }
+
     /// Requests a refresh in the background.
-    pub(super) fn request_refresh(&self) {
+    fn request_refresh(&self) {
         self.routes.request_refresh();
     }
 
@@ -318,11 +423,5 @@ impl XdpControl {
             first = first.and(device.bind(*number, self.bound_addr.port(), &addresses, &not_from));
         }
         first
-    }
-}
-
-impl Drop for XdpControl {
-    fn drop(&mut self) {
-        self.close();
     }
 }

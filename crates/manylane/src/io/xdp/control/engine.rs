@@ -108,6 +108,12 @@ impl EngineShared for XdpControl {
     }
 }
 
+impl Drop for XdpControl {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
 fn device_counts(devices: &[(Arc<Device>, SocketIndex)]) -> Vec<(String, &'static str, u64)> {
     let names = manylane_bpf::abi::XDP_COUNTS;
     let of = |device: &Arc<Device>| {

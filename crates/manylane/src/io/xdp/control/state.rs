@@ -9,7 +9,7 @@ use manylane_sys::xsk;
 use crate::counters::LaneId;
 use crate::io::filter::{FilterHandle, SocketIndex};
 use crate::io::xdp::device::Device;
-use crate::io::xdp::lane_queue::QueueId;
+use crate::io::xdp::lane_queue::{LaneQueue, QueueId};
 use crate::io::xdp::mailbox::{Mailbox, QueueCommand};
 
 #[derive(Default)]
@@ -139,6 +139,32 @@ impl State {
         }
     }
 
+    /// Hands the queue of a lane over to the lane with the fewest; returns it if there is none.
+    pub(super) fn hand_off(&mut self, mut queue: LaneQueue) -> Option<LaneQueue> {
+        // A close command may be left behind in the old lane's mailbox.
+        queue.is_closing |= queue.device.is_gone();
+        let successor = self.least_assigned(0).map(|entry| (entry.lane, Arc::clone(&entry.mailbox)));
+        let Some((lane, mailbox)) = successor else { return Some(queue) };
+        let is_this = |served: &&mut AssignedQueue| served.id == queue.id && served.is_redirected;
+        let Some(served) = self.assigned.iter_mut().find(is_this) else { return Some(queue) };
+        let (from, dropped) = (served.lane, xsk_dropped(&served.xsk));
+        let while_there = dropped - std::mem::replace(&mut served.dropped_before, dropped);
+        (served.lane, served.is_moving) = (lane, false);
+        self.add_dropped(from, while_there);
+        // Under the lock, so that a lane that is removed has an empty mailbox.
+        mailbox.push_queue(queue);
+        self.rebalance();
+        None
+    }
+
+    /// Removes a queue that its lane has drained and closed. True if it was the last of its device.
+    pub(super) fn remove_closed(&mut self, queue: QueueId) -> bool {
+        let Some(at) = self.assigned.iter().position(|served| served.id == queue) else { return false };
+        let device = Arc::as_ptr(&self.assigned[at].device);
+        self.remove(at);
+        !self.assigned.iter().any(|served| Arc::as_ptr(&served.device) == device)
+    }
+
     /// Assigns a lane no more queues, and tells it to hand its queues over.
     pub(in crate::io::xdp) fn retire(&mut self, lane: LaneId) {
         let Some(at) = self.lanes.iter().position(|entry| entry.lane == lane) else { return };
@@ -167,12 +193,12 @@ impl State {
     }
 
     /// Removes a queue that is closed, or is about to be.
-    pub(super) fn remove(&mut self, at: usize) {
+    fn remove(&mut self, at: usize) {
         let served = self.assigned.remove(at);
         self.add_dropped(served.lane, xsk_dropped(&served.xsk) - served.dropped_before);
     }
 
-    pub(super) fn add_dropped(&mut self, lane: LaneId, dropped: u64) {
+    fn add_dropped(&mut self, lane: LaneId, dropped: u64) {
         match self.closed_drops.iter_mut().find(|(of, _)| *of == lane) {
             Some((_, sum)) => *sum += dropped,
             None if dropped > 0 => self.closed_drops.push((lane, dropped)),
@@ -189,7 +215,7 @@ impl State {
 }
 
 /// Frames that the kernel dropped at an XSK.
-pub(super) fn xsk_dropped(xsk: &OwnedFd) -> u64 {
+fn xsk_dropped(xsk: &OwnedFd) -> u64 {
     // Cannot fail for an open socket.
     xsk::statistics(xsk.as_fd()).map_or(0, |seen| seen.dropped())
 }

@@ -8,17 +8,18 @@
 //! root, one other user: the first that sends a request.
 
 use std::io;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use manylane_ipc::lease::Message;
+use manylane_ipc::lease::{LeaseToken, Message};
+use manylane_sys::epoll::Epoll;
 use manylane_sys::errno::{EACCES, EPROTO};
 use manylane_sys::process;
 use manylane_sys::unix_socket::{self, PeerProcess};
 
-use super::Lessor;
-use super::connection::{Client, PendingClient, ReceivedRequest, User};
+use super::connection::{Client, CloserThreads, PendingClient, ReceivedRequest, User};
+use super::lifecycle::LeaseTable;
 
 /// Maximum number of pending connections; the oldest is dropped for a new one.
 const PENDING_MAX: usize = 64;
@@ -27,21 +28,54 @@ const PENDING_MAX: usize = 64;
 const DESCRIPTORS_PART: usize = 4;
 /// Maximum number of connections accepted at a time.
 const ACCEPT_BATCH_MAX: usize = 16;
+/// Delay before the next attempt to accept, while descriptors are lacking.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(5);
 /// Time limit for the request, and for waiting until the queues of an earlier lease are free.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 
-impl Lessor {
+/// Maximum number of events per wait.
+const EVENTS_MAX: usize = 32;
+/// Token of the listener; clients have tokens of their own.
+pub(super) const LISTENER: u64 = 0;
+/// Token of requests that were received.
+pub(super) const RECEIVED: u64 = 1;
+
+/// Clients without a lease, and the socket to which they connect.
+pub(super) struct Clients {
+    pub(super) lease_token: LeaseToken,
+    listener: OwnedFd,
+    /// Events of the listener and of all clients, also of those with a lease.
+    pub(super) epoll: Epoll,
+    closers: CloserThreads,
+    pending: Vec<PendingClient>,
+    /// The user beside root that may have queues.
+    other_user: Option<u32>,
+    pub(super) last_token: u64,
+}
+
+impl Clients {
+    /// Opens the socket.
+    pub(super) fn listen() -> io::Result<Self> {
+        let lease_token = LeaseToken::new()?;
+        let listener = lease_token.listen()?;
+        let epoll = Epoll::new(EVENTS_MAX)?;
+        epoll.add(&listener, LISTENER)?;
+        let closers = CloserThreads::start(&epoll, RECEIVED)?;
+        let (pending, other_user, last_token) = (Vec::new(), None, RECEIVED);
+        Ok(Self { lease_token, listener, epoll, closers, pending, other_user, last_token })
+    }
+
     /// Accepts connections, as many as leave descriptors for everything else.
-    pub(super) fn accept_clients(&mut self) {
+    pub(super) fn accept(&mut self, lease_count: usize) {
         let count_max = process::descriptors_max() / 2 / DESCRIPTORS_PART;
         for _ in 0..ACCEPT_BATCH_MAX {
-            let is_full = |lessor: &Self| lessor.closers.open_count() - lessor.leases.len() >= count_max;
+            let is_full = |clients: &Self| clients.closers.open_count() - lease_count >= count_max;
             if is_full(self) {
                 let oldest = self.pending.iter().position(|pending| pending.socket.is_none());
                 oldest.map(|at| self.pending.remove(at));
                 // It counts until a thread has closed it.
                 if is_full(self) {
-                    std::thread::sleep(super::BUSY_INTERVAL);
+                    std::thread::sleep(ACCEPT_RETRY_DELAY);
                     return;
                 }
             }
@@ -50,7 +84,7 @@ impl Lessor {
                 Err(err) => {
                     if err.kind() != io::ErrorKind::WouldBlock {
                         // It stays queued, probably for lack of descriptors: do not spin.
-                        std::thread::sleep(super::BUSY_INTERVAL);
+                        std::thread::sleep(ACCEPT_RETRY_DELAY);
                     }
                     return;
                 }
@@ -109,7 +143,7 @@ impl Lessor {
     }
 
     /// Leases queues to the clients with a request, in order.
-    pub(super) fn grant_pending(&mut self) {
+    pub(super) fn grant_pending(&mut self, table: &mut LeaseTable) {
         // A request that is queued is handled next, however late: this thread may have had no CPU.
         let is_silent = |pending: &PendingClient| {
             let request = Message::peek(pending.client.connection.as_fd());
@@ -124,13 +158,13 @@ impl Lessor {
                 return;
             };
             let waits = since.elapsed() < REQUEST_TIMEOUT;
-            let offer = self.offer(&client, socket, waits);
+            let offer = table.offer(&client, socket, waits);
             if offer.as_ref().is_err_and(|err| err.kind() == io::ErrorKind::WouldBlock) {
                 // In order: queues that become free are for this client.
                 return self.pending.insert(at, PendingClient { client, since, socket: Some(socket) });
             }
             match offer {
-                Ok(offer) => self.start(client, offer),
+                Ok(offer) => table.start(client, offer),
                 Err(err) => client.refuse(err.raw_os_error().unwrap_or(EPROTO)),
             }
         }

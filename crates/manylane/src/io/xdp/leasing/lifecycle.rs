@@ -2,25 +2,27 @@
 //!
 //! Nothing that a program sends is trusted except its request. The kernel reports where its socket
 //! is bound, and whether it is the only one there: when a lease begins, before a port is
-//! redirected to it, and a few times a second after that ([`Lessor::check_sockets`]).
+//! redirected to it, and a few times a second after that ([`LeaseTable::check_sockets`]).
 
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd as _;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use manylane_ipc::lease::{self, Message};
-use manylane_sys::barrier;
+use manylane_sys::bound_sockets::BoundSockets;
 use manylane_sys::errno::{ENODEV, ENOSPC, EPROTO};
+use manylane_sys::{barrier, netns};
 
-use super::Lessor;
 use super::connection::{Client, RequestedSocket};
 use super::devices::{Availability, LeasedDevice, Member};
 use super::lease::{Lease, Stage, verify_binding};
 use super::peers::LeaseNextHops;
-use crate::error::Result;
-use crate::io::filter::SocketIndex;
+use crate::error::{Error, Result};
+use crate::io::filter::{FilterHandle, SocketIndex};
 use crate::io::xdp::checks;
+use crate::io::xdp::route::Routes;
 
 /// A lease ends if the state of its socket has been unknown for this long.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
@@ -35,7 +37,32 @@ pub(super) struct Offer {
     next_hops: LeaseNextHops,
 }
 
-impl Lessor {
+/// All leases, and the devices whose queues they are.
+pub(super) struct LeaseTable {
+    pub(super) devices: Vec<LeasedDevice>,
+    pub(super) routes: Arc<Routes>,
+    sockets: BoundSockets,
+    /// The network namespace of the devices.
+    namespace: u64,
+    pub(super) leases: Vec<Lease>,
+    last_number: u16,
+    pub(super) filter: FilterHandle,
+}
+
+impl LeaseTable {
+    /// A table without leases. Fails if the kernel cannot say where a socket is bound.
+    pub(super) fn new(devices: Vec<LeasedDevice>, routes: Arc<Routes>) -> Result<Self> {
+        let namespace = netns::cookie().map_err(|err| {
+            Error::system("reading the cookie of the network namespace (needs Linux 5.14)", err)
+        })?;
+        let mut sockets = BoundSockets::default();
+        sockets
+            .find_by_port(1)
+            .map_err(|err| Error::system("listing UDP sockets (needs CONFIG_INET_UDP_DIAG)", err))?;
+        let (leases, filter) = (Vec::new(), FilterHandle::default());
+        Ok(Self { devices, routes, sockets, namespace, leases, last_number: 0, filter })
+    }
+
     /// Finds queues that can be leased to a socket. For a client that `waits`, the error
     /// `WouldBlock` means that more will be available in a moment.
     pub(super) fn offer(
@@ -158,6 +185,11 @@ impl Lessor {
             Message::Queue(*terms).send(end, &[xsk.as_fd(), file])?;
         }
         Ok(())
+    }
+
+    /// The index of the lease whose client has this token.
+    pub(super) fn find(&self, token: u64) -> Option<usize> {
+        self.leases.iter().position(|lease| lease.client.token == token)
     }
 
     /// Handles a message of a lease's client, or its disconnect. A message that is invalid in the

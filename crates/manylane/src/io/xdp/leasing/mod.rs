@@ -29,19 +29,14 @@ mod rings;
 mod tests;
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use manylane_ipc::lease::LeaseToken;
-use manylane_sys::bound_sockets::BoundSockets;
-use manylane_sys::epoll::Epoll;
-use manylane_sys::netns;
-
-use self::connection::{CloserThreads, PendingClient};
+use self::clients::{Clients, LISTENER, RECEIVED};
 use self::devices::{LeasedDevice, Member, attach};
 use self::lease::Lease;
+use self::lifecycle::LeaseTable;
 pub use self::rings::{LeasedRing, LeasedRings};
 use super::route::Routes;
 use crate::error::{Error, Result};
@@ -55,37 +50,15 @@ const IDLE_TIMEOUT: Duration = Duration::from_millis(200);
 /// Interval of checks for changes without an event: a device's MAC address, the addresses of
 /// wildcards.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(2);
-/// Maximum number of events per wait.
-const EVENTS_MAX: usize = 32;
-
 /// Interval of checks that the sockets of leases still exist.
 const SOCKET_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Token of the listener; clients have tokens of their own.
-const LISTENER: u64 = 0;
-/// Token of requests that were received.
-const RECEIVED: u64 = 1;
-
 /// Leases queues of devices to programs.
 pub struct Lessor {
-    devices: Vec<LeasedDevice>,
-    routes: Arc<Routes>,
-    sockets: BoundSockets,
+    table: LeaseTable,
+    clients: Clients,
     /// Addresses may have changed.
     has_changed: Arc<AtomicBool>,
-    /// The network namespace of the devices.
-    namespace: u64,
-    lease_token: LeaseToken,
-    listener: OwnedFd,
-    epoll: Epoll,
-    closers: CloserThreads,
-    pending: Vec<PendingClient>,
-    /// The user beside root that may have queues.
-    other_user: Option<u32>,
-    leases: Vec<Lease>,
-    last_token: u64,
-    last_number: u16,
-    filter: FilterHandle,
     rings: LeasedRings,
 }
 
@@ -107,39 +80,13 @@ impl Lessor {
     pub fn open(names: Option<&[String]>, spare: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let routes = Routes::start()?;
         let devices = attach(&routes, names, &spare)?;
-        let failed = |err| Error::system("creating the socket for leases", err);
-        let ticket = LeaseToken::new().map_err(failed)?;
-        let listener = ticket.listen().map_err(failed)?;
-        let namespace = netns::cookie().map_err(|err| {
-            Error::system("reading the cookie of the network namespace (needs Linux 5.14)", err)
-        })?;
-        let mut sockets = BoundSockets::default();
-        sockets
-            .find_by_port(1)
-            .map_err(|err| Error::system("listing UDP sockets (needs CONFIG_INET_UDP_DIAG)", err))?;
-        let watch = Epoll::new(EVENTS_MAX).map_err(failed)?;
-        watch.add(&listener, LISTENER).map_err(failed)?;
+        let clients =
+            Clients::listen().map_err(|err| Error::system("creating the socket for leases", err))?;
         let has_changed = Arc::new(AtomicBool::new(false));
         let tell = Arc::clone(&has_changed);
         routes.on_change(Box::new(move |_| tell.store(true, Ordering::Release)));
-        Ok(Self {
-            devices,
-            routes,
-            sockets,
-            has_changed,
-            namespace,
-            lease_token: ticket,
-            listener,
-            closers: CloserThreads::start(&watch, RECEIVED).map_err(failed)?,
-            epoll: watch,
-            pending: Vec::new(),
-            other_user: None,
-            leases: Vec::new(),
-            last_token: RECEIVED,
-            last_number: 0,
-            filter: FilterHandle::default(),
-            rings: LeasedRings::default(),
-        })
+        let table = LeaseTable::new(devices, routes)?;
+        Ok(Self { table, clients, has_changed, rings: LeasedRings::default() })
     }
 
     /// The token for the environment of started programs, in
@@ -147,13 +94,13 @@ impl Lessor {
     /// permitted user, gets queues.
     #[must_use]
     pub fn lease_token(&self) -> String {
-        self.lease_token.to_string()
+        self.clients.lease_token.to_string()
     }
 
     /// Names of the devices in use.
     #[must_use]
     pub fn devices(&self) -> Vec<&str> {
-        let in_use = self.devices.iter().filter(|leased| !leased.device.is_gone());
+        let in_use = self.table.devices.iter().filter(|leased| !leased.device.is_gone());
         in_use.map(|leased| leased.device.name.as_str()).collect()
     }
 
@@ -161,7 +108,7 @@ impl Lessor {
     /// [`run`](Self::run).
     #[must_use]
     pub fn filter(&self) -> FilterHandle {
-        self.filter.clone()
+        self.table.filter.clone()
     }
 
     /// The fill levels of the rings, updated during [`run`](Self::run).
@@ -179,36 +126,36 @@ impl Lessor {
         let (mut next_check, mut last_check) = (sent, sent);
         while !stop.load(Ordering::Acquire) {
             let tick = if sent.elapsed() < IDLE_TIMEOUT { BUSY_INTERVAL } else { IDLE_INTERVAL };
-            let mut ready: Vec<u64> = self.epoll.wait(tick)?.collect();
+            let mut ready: Vec<u64> = self.clients.epoll.wait(tick)?.collect();
             // Oldest tokens first, so that queues that are returned are available to new requests.
             ready.sort_unstable();
             // One event per client, so that no client delays the others.
             for token in ready {
                 if token == LISTENER {
-                    self.accept_clients();
+                    self.clients.accept(self.table.leases.len());
                 } else if token == RECEIVED {
-                    self.take_received();
-                } else if let Some(at) = self.find_pending(token) {
-                    self.handle_pending(at);
-                } else if let Some(at) = self.leases.iter().position(|lease| lease.client.token == token) {
-                    self.handle_request(at);
+                    self.clients.take_received();
+                } else if let Some(at) = self.clients.find_pending(token) {
+                    self.clients.handle_pending(at);
+                } else if let Some(at) = self.table.find(token) {
+                    self.table.handle_request(at);
                 }
             }
-            self.grant_pending();
+            self.clients.grant_pending(&mut self.table);
             if self.kick_unsent() {
                 sent = Instant::now();
             }
             self.sample_rings();
-            let Self { leases, devices, .. } = &mut self;
+            let LeaseTable { leases, devices, .. } = &mut self.table;
             let is_gone =
                 |index| devices.iter().any(|leased| leased.device.index == index && leased.device.is_gone());
             for lease in leases {
                 lease.next_hops.update(is_gone);
             }
-            self.reclaim();
+            self.table.reclaim();
             if last_check.elapsed() >= SOCKET_CHECK_INTERVAL {
                 last_check = Instant::now();
-                self.check_sockets();
+                self.table.check_sockets();
             }
             let changed = self.has_changed.swap(false, Ordering::AcqRel);
             if changed || next_check.elapsed() >= REFRESH_INTERVAL {
@@ -223,7 +170,7 @@ impl Lessor {
     /// call.
     fn kick_unsent(&mut self) -> bool {
         let mut any = false;
-        for member in self.leases.iter_mut().flat_map(|lease| &mut lease.members) {
+        for member in self.table.leases.iter_mut().flat_map(|lease| &mut lease.members) {
             let sent = member.view.tx_produced();
             any |= std::mem::replace(&mut member.sent, sent) != sent;
             if member.view.has_unsent() {
@@ -236,7 +183,8 @@ impl Lessor {
     /// Records the fill levels of the rings for [`LeasedRings`].
     fn sample_rings(&self) {
         let ring = |lease: &Lease, member: &Member| {
-            let leased = self.devices.iter().find(|leased| leased.device.index == member.params.ifindex)?;
+            let leased =
+                self.table.devices.iter().find(|leased| leased.device.index == member.params.ifindex)?;
             Some(LeasedRing {
                 socket: lease.addr,
                 device: leased.device.name.clone(),
@@ -247,14 +195,15 @@ impl Lessor {
             })
         };
         let of = |lease| move |member| ring(lease, member);
-        self.rings.replace(self.leases.iter().flat_map(|lease| lease.members.iter().filter_map(of(lease))));
+        let leases = self.table.leases.iter();
+        self.rings.replace(leases.flat_map(|lease| lease.members.iter().filter_map(of(lease))));
     }
 
     /// Applies changes of the machine's devices and addresses. A device that may no longer be used
     /// is detached until the next start; programs drain its queues.
     fn resync(&mut self) {
-        let locals = self.routes.local_state();
-        for LeasedDevice { device, .. } in &self.devices {
+        let locals = self.table.routes.local_state();
+        for LeasedDevice { device, .. } in &self.table.devices {
             if device.is_gone() {
                 continue;
             }
@@ -266,6 +215,6 @@ impl Lessor {
             log::warn!("engine xdp: detached from {} until the next start: {why}", device.name);
             device.detach();
         }
-        self.rebind_all();
+        self.table.rebind_all();
     }
 }

@@ -33,16 +33,16 @@ fn create_device() -> NetNs {
 fn request(lessor: &mut Lessor, port: u16) -> (OwnedFd, UdpSocket, Option<Message>) {
     let socket = UdpSocket::bind(("0.0.0.0", port)).unwrap();
     let end = unix_socket::socket().unwrap();
-    lessor.lease_token.connect(end.as_fd(), Duration::from_secs(120)).unwrap();
-    Message::Request(lessor.lease_token.secret).send(end.as_fd(), &[socket.as_fd()]).unwrap();
-    lessor.accept_clients();
-    lessor.handle_pending(0);
+    lessor.clients.lease_token.connect(end.as_fd(), Duration::from_secs(120)).unwrap();
+    Message::Request(lessor.clients.lease_token.secret).send(end.as_fd(), &[socket.as_fd()]).unwrap();
+    lessor.clients.accept(lessor.table.leases.len());
+    lessor.clients.handle_pending(0);
     let pending = || {
-        lessor.take_received();
-        lessor.find_pending(lessor.last_token).is_some()
+        lessor.clients.take_received();
+        lessor.clients.find_pending(lessor.clients.last_token).is_some()
     };
     wait_for("the request", pending, |is| *is);
-    lessor.grant_pending();
+    lessor.clients.grant_pending(&mut lessor.table);
     let answer = Message::receive(end.as_fd(), &mut Fds::default()).unwrap();
     (end, socket, answer)
 }
@@ -67,14 +67,14 @@ fn end(client: OwnedFd) {
 /// Sends a command to the lease at that index; true if the lessor accepts it.
 fn send_command(lessor: &mut Lessor, at: usize, end: &OwnedFd, order: Message) -> bool {
     order.send(end.as_fd(), &[]).unwrap();
-    lessor.handle_request(at);
+    lessor.table.handle_request(at);
     order.await_reply(end.as_fd()).unwrap()
 }
 
 /// Number of addresses that lead to the lease at that index.
 fn bound_count(lessor: &Lessor, at: usize) -> usize {
-    let [(_, number)] = lessor.leases[at].socket_indexes[..] else { panic!("one device") };
-    lessor.devices[0].device.bound_count(number)
+    let [(_, number)] = lessor.table.leases[at].socket_indexes[..] else { panic!("one device") };
+    lessor.table.devices[0].device.bound_count(number)
 }
 
 #[test]
@@ -85,18 +85,18 @@ fn netns_only_clients_without_a_request_time_out() {
     run(&create_device(), || {
         let mut lessor = Lessor::open(Some(&["near".into()]), |_| None).unwrap();
         let end = unix_socket::socket().unwrap();
-        lessor.lease_token.connect(end.as_fd(), Duration::from_secs(120)).unwrap();
+        lessor.clients.lease_token.connect(end.as_fd(), Duration::from_secs(120)).unwrap();
         // Clients left after a minute in which this thread had no CPU.
         let left = |lessor: &mut Lessor| {
-            lessor.accept_clients();
-            lessor.pending[0].since -= Duration::from_secs(60);
-            lessor.grant_pending();
-            lessor.pending.len()
+            lessor.clients.accept(lessor.table.leases.len());
+            lessor.clients.pending[0].since -= Duration::from_secs(60);
+            lessor.clients.grant_pending(&mut lessor.table);
+            lessor.clients.pending.len()
         };
         assert_eq!(left(&mut lessor), 0);
         let end = unix_socket::socket().unwrap();
-        lessor.lease_token.connect(end.as_fd(), Duration::from_secs(120)).unwrap();
-        Message::Request(lessor.lease_token.secret).send(end.as_fd(), &[end.as_fd()]).unwrap();
+        lessor.clients.lease_token.connect(end.as_fd(), Duration::from_secs(120)).unwrap();
+        Message::Request(lessor.clients.lease_token.secret).send(end.as_fd(), &[end.as_fd()]).unwrap();
         assert_eq!(left(&mut lessor), 1);
     });
 }
@@ -130,18 +130,18 @@ fn netns_no_port_is_redirected_to_a_closed_lease() {
         // A command is sent once. Room that becomes free in the map is for the next one.
         end(second);
         drop(other);
-        lessor.handle_request(1);
+        lessor.table.handle_request(1);
         let (second, _other) = request_lease(&mut lessor, 7004);
         assert!(send_command(&mut lessor, 0, &first, Message::Close));
         assert!(send_command(&mut lessor, 1, &second, Message::Open));
         assert_eq!((bound_count(&lessor, 0), bound_count(&lessor, 1)), (0, led));
         add(ADDRESSES);
-        let count = || lessor.routes.local_addresses().len();
+        let count = || lessor.table.routes.local_addresses().len();
         wait_for("the added addresses", count, |count| *count > 2 * ADDRESSES);
         assert!(send_command(&mut lessor, 1, &second, Message::Close));
         // The first lease ends, and the second one moves to its index.
         end(first);
-        lessor.handle_request(0);
+        lessor.table.handle_request(0);
         let (third, _third) = request_lease(&mut lessor, 7003);
         assert!(!send_command(&mut lessor, 1, &third, Message::Open));
         assert_eq!((bound_count(&lessor, 0), bound_count(&lessor, 1)), (0, 0));
@@ -165,20 +165,20 @@ fn netns_an_error_of_one_device_leaves_no_stale_address_on_another() {
         let (end, _socket) = request_lease(&mut lessor, 7001);
         assert!(send_command(&mut lessor, 0, &end, Message::Open));
         let bound = || {
-            let pairs = lessor.devices.iter().zip(&lessor.leases[0].socket_indexes);
+            let pairs = lessor.table.devices.iter().zip(&lessor.table.leases[0].socket_indexes);
             pairs.map(|(leased, (_, number))| leased.device.bound_count(*number)).collect::<Vec<_>>()
         };
         assert_eq!(bound(), [2, 2]);
-        let full = &lessor.devices[0].device;
+        let full = &lessor.table.devices[0].device;
         let other: Vec<IpAddr> = (0..PORTS_MAX).map(|n| Ipv4Addr::from_bits(n).into()).collect();
         full.bind(full.register(&[]).unwrap(), 7001, &other, &[]).unwrap_err();
         // Three addresses are added, and there is room for the one that is removed.
         let lines: String = (1..4).map(|n| format!("address add 10.10.0.{n}/32 dev lo\n")).collect();
         assert!(try_ip(&ours, &format!("{lines}address del 10.9.1.1/24 dev second\n")));
         let removed = IpAddr::from([10, 9, 1, 1]);
-        let all = || lessor.routes.local_addresses().into_iter().map(|(_, ip)| ip).collect::<Vec<_>>();
+        let all = || lessor.table.routes.local_addresses().into_iter().map(|(_, ip)| ip).collect::<Vec<_>>();
         wait_for("the removed address", all, |all| !all.contains(&removed));
-        lessor.rebind_all();
+        lessor.table.rebind_all();
         assert_eq!(bound(), [2, 4]);
     });
 }
@@ -195,15 +195,15 @@ fn netns_a_lease_whose_client_gave_up_is_not_opened() {
         for command in [Message::Open, Message::Close] {
             command.send(end.as_fd(), &[]).unwrap();
         }
-        lessor.handle_request(0);
-        assert!(lessor.leases.is_empty());
+        lessor.table.handle_request(0);
+        assert!(lessor.table.leases.is_empty());
         assert_eq!(Message::receive(end.as_fd(), &mut Fds::default()).unwrap(), None);
         let (end, _other) = request_lease(&mut lessor, 7002);
         Message::Open.send(end.as_fd(), &[]).unwrap();
         // Not dropped: a program that another test starts has a copy until it executes.
         UnixStream::from(end).shutdown(Shutdown::Both).unwrap();
-        lessor.handle_request(0);
-        assert!(lessor.leases.is_empty());
+        lessor.table.handle_request(0);
+        assert!(lessor.table.leases.is_empty());
     });
 }
 
@@ -241,7 +241,7 @@ fn netns_an_enslaved_device_is_left_to_the_kernel() {
     }
     run(&ours, || {
         let mut lessor = Lessor::open(Some(&["near".into()]), |_| None).unwrap();
-        let device = std::sync::Arc::clone(&lessor.devices[0].device);
+        let device = std::sync::Arc::clone(&lessor.table.devices[0].device);
         let (end, _socket) = request_lease(&mut lessor, 7001);
         assert!(send_command(&mut lessor, 0, &end, Message::Open));
         assert!(bound_count(&lessor, 0) > 0 && xdp_program_id(device.index).is_some());
@@ -276,8 +276,8 @@ fn netns_an_unreadable_rp_filter_keeps_its_value() {
         set_sysctl(&ours, "ipv4/conf/near/rp_filter", if strict { "1" } else { "0" });
         run(&ours, || {
             let lessor = Lessor::open(Some(&["near".into()]), |_| None).unwrap();
-            let locals = lessor.routes.local_state();
-            let near = &lessor.devices[0].device;
+            let locals = lessor.table.routes.local_state();
+            let near = &lessor.table.devices[0].device;
             let (index, sources) = (device_index("far").unwrap(), LIMIT_SOURCES_DEFAULT);
             let far = Device::open(index, AttachMode::Generic, &locals, 2048, sources, true).unwrap();
             assert_eq!(near.has_strict_rp_filter(&locals), strict);
@@ -295,7 +295,7 @@ fn netns_vlans_of_a_refused_socket_are_removed() {
     }
     run(&create_device(), || {
         let lessor = Lessor::open(Some(&["near".into()]), |_| None).unwrap();
-        let device = &lessor.devices[0].device;
+        let device = &lessor.table.devices[0].device;
         let vlan = |n: u16| Vlan::stacked(1 + n / 4000, 1 + n % 4000).unwrap();
         // One more than the map has room for.
         let many: Vec<Vlan> = (0..4097).map(vlan).collect();
