@@ -131,9 +131,9 @@ fn add_socket(page: &mut MetricsPage, handle: &Handle) {
         let labels = [socket, engine, ("reason", reason)];
         page.add("manylane_filter_dropped_total", "counter", &labels, count);
     }
-    for (device, outcome, count) in handle.xdp_counts() {
+    for (device, outcome, count) in handle.frame_counts() {
         let labels = [socket, engine, ("device", &device), ("outcome", outcome)];
-        page.add("manylane_xdp_frames_total", "counter", &labels, count);
+        page.add("manylane_device_frames_total", "counter", &labels, count);
     }
     for counter in LaneCounters::TABLE {
         page.describe(&format!("manylane_lane_{}_total", counter.name), counter.doc());
@@ -153,7 +153,7 @@ const HELP: [(&str, &str); 9] = [
     ("manylane_lane_ring_frames", "Frames in the receive rings of the lane's queues after its last batch."),
     ("manylane_lane_ring_entries", "Entries of the receive rings of the lane's queues."),
     ("manylane_filter_dropped_total", "Datagrams that the filter dropped."),
-    ("manylane_xdp_frames_total", "Frames by what the XDP program of the device did with them."),
+    ("manylane_device_frames_total", "Frames by what the XDP program of the device did with them."),
 ];
 
 /// Bytes queued in the lane's kernel socket, the number of bytes at which it drops, the thread

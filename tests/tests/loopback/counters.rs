@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use manylane::{LaneCounters, NamedCounters, SteeringBackend, XdpQueue};
+use manylane::{DeviceQueue, LaneCounters, NamedCounters, SteeringBackend};
 use manylane_test_support::wait_for;
 use manylane_tests::{Client, LaneDriver, Serving, on_every_variant, pattern, send_and_wait};
 
@@ -34,8 +34,8 @@ on_every_variant! {
             assert_eq!((variant.is_xdp(), total.kernel_dropped), (total.xsk_dropped > 0, before.kernel_dropped));
             assert!(!variant.is_xdp() || total.kernel_dropped == 0, "rings are full, not the companion's queue");
             // By queue and reason, the same.
-            let queues = driver.handle.xdp_queues();
-            let by_queue = |of: fn(&XdpQueue) -> u64| queues.iter().map(of).sum::<u64>();
+            let queues = driver.handle.device_queues();
+            let by_queue = |of: fn(&DeviceQueue) -> u64| queues.iter().map(of).sum::<u64>();
             assert_eq!(by_queue(|queue| queue.ring_full + queue.dropped), total.xsk_dropped, "{queues:?}");
             assert_eq!(by_queue(|queue| queue.invalid_descriptors), 0, "{queues:?}");
             // A lane that does not receive gives no frames to the fill ring.

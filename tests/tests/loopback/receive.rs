@@ -106,7 +106,7 @@ on_every_variant! {
             // In order for each peer; lanes have no order among each other. With generic XDP, a
             // datagram whose checksum looks unfinished, one in 65,535, comes through the kernel and
             // so in another order.
-            let passed = driver.handle.xdp_counts().iter().any(|(_, what, n)| *what == "unfinished" && *n > 0);
+            let passed = driver.handle.frame_counts().iter().any(|(_, what, n)| *what == "unfinished" && *n > 0);
             for client in clients.iter().filter(|_| !passed) {
                 let of = |all: &[(SocketAddr, Vec<u8>)]| -> Vec<_> {
                     all.iter().filter(|(peer, _)| *peer == client.addr()).cloned().collect()

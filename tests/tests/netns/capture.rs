@@ -108,7 +108,7 @@ fn netns_capture_contains_every_request_and_reply() {
     const DATAGRAMS_EACH: usize = 40;
     let (a, b) = (testbed.host(0), testbed.host(1));
     let socket = open(b, b.ip4(0).into(), |builder| _ = builder.engine(Engine::Xdp).lanes(2));
-    let queues = socket.xdp_queues();
+    let queues = socket.device_queues();
     let serving = echo(b, socket);
     let clients: Vec<Client> = (0..CLIENTS).map(|_| client(a, a.ip4(0).into(), serving.addr)).collect();
     // Every lane has a next hop.
@@ -161,7 +161,7 @@ fn netns_capture_contains_every_request_and_reply() {
                 assert_eq!(seen.len, seen.bytes.len());
                 assert_eq!(Frame::parse(&seen.bytes).unwrap().udp().unwrap().payload, pattern(flow, n * 30));
                 assert_eq!(seen.device, b.device(0));
-                let serves = |at: &&manylane::XdpQueue| (at.queue, at.lane) == (seen.queue, seen.lane);
+                let serves = |at: &&manylane::DeviceQueue| (at.queue, at.lane) == (seen.queue, seen.lane);
                 assert_eq!(queues.iter().filter(serves).count(), 1, "{seen:?}");
                 let (to, from) = if direction == Direction::In { (b, a) } else { (a, b) };
                 assert_eq!((&seen.bytes[..6], &seen.bytes[6..12]), (&to.mac(0)[..], &from.mac(0)[..]));

@@ -98,7 +98,7 @@ fn netns_xdp_receives_every_frame_of_a_fast_sender() {
     wait_for_arrived(&serving.handle, DATAGRAMS);
     let redirected: u64 = serving
         .handle
-        .xdp_counts()
+        .frame_counts()
         .iter()
         .filter(|(_, what, _)| *what == "redirected")
         .map(|(_, _, n)| n)
@@ -198,7 +198,7 @@ fn netns_xdp_invalid_options_are_refused() {
     }
     // A refused socket leaves nothing behind.
     let socket = xdp(b, b.ip4(0).into(), |builder| _ = builder.lanes(2));
-    assert_eq!(socket.xdp_queues().len(), 4);
+    assert_eq!(socket.device_queues().len(), 4);
     drop(socket);
 }
 
@@ -255,7 +255,7 @@ fn netns_xdp_a_stop_drains_the_queues() {
     client.send(b"first");
     entered.recv_timeout(TEST_TIMEOUT).unwrap();
     let redirected =
-        || serving.handle.xdp_counts().iter().find(|(_, what, _)| *what == "redirected").map(|c| c.2);
+        || serving.handle.frame_counts().iter().find(|(_, what, _)| *what == "redirected").map(|c| c.2);
     (0..QUEUED_DATAGRAMS).for_each(|_| client.send(b"queued"));
     wait_until("all datagrams redirected", &serving.handle, || redirected() == Some(1 + QUEUED_DATAGRAMS));
     serving.handle.stop();

@@ -30,7 +30,7 @@ fn ping_all_queues(a: &Host, server: SocketAddr) -> u64 {
 }
 
 fn wait_balanced(handle: &Handle, device: &str, queues: u32) {
-    let state = || (is_balanced(handle, device, queues), handle.xdp_queues(), handle.lane_ids());
+    let state = || (is_balanced(handle, device, queues), handle.device_queues(), handle.lane_ids());
     wait_for("balanced queues (balanced, queues, lanes)", state, |(balanced, ..)| *balanced);
 }
 
@@ -54,7 +54,7 @@ fn netns_xdp_added_and_removed_lanes_share_the_queues() {
             for _ in 0..2 {
                 let id = b.run(|| handle.add_lane()).unwrap();
                 wait_balanced(handle, DEVICE, 4);
-                assert!(handle.xdp_queues().iter().any(|queue| queue.lane == id));
+                assert!(handle.device_queues().iter().any(|queue| queue.lane == id));
             }
             for id in &handle.lane_ids()[..2] {
                 handle.remove_lane(*id).unwrap();

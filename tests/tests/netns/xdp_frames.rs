@@ -36,8 +36,8 @@ fn fix_ip_checksum(mut frame: Vec<u8>) -> Vec<u8> {
 }
 
 /// The action of the program on the device, by name.
-fn xdp_counts(handle: &Handle) -> HashMap<&'static str, u64> {
-    handle.xdp_counts().into_iter().map(|(_, what, count)| (what, count)).collect()
+fn frame_counts(handle: &Handle) -> HashMap<&'static str, u64> {
+    handle.frame_counts().into_iter().map(|(_, what, count)| (what, count)).collect()
 }
 
 /// A frame, and its expected outcome.
@@ -143,7 +143,7 @@ fn netns_xdp_each_malformed_frame_of_a_flood_is_counted() {
         let lane = |lane: &str| ROUNDS * cases.iter().filter(|case| case.lane == lane).count() as u64;
         let arrived = of("redirected") + lane("companion") + ROUNDS;
         wait_for_arrived(&serving.handle, arrived);
-        let seen = xdp_counts(&serving.handle);
+        let seen = frame_counts(&serving.handle);
         let total = serving.stop().unwrap().total();
         let good = lane("delivered") + ROUNDS;
         let all = good + lane("companion");
@@ -238,7 +238,7 @@ fn netns_xdp_input_checks_match_the_kernel() {
             for InputCase { what, bytes, program, delivered } in input_cases(a, b, port, strict) {
                 let case = format!("{what}, {engine:?}, rp_filter {filter}");
                 println!("{case}");
-                let before = xdp_counts(&driver.handle);
+                let before = frame_counts(&driver.handle);
                 socket.send(&bytes).unwrap();
                 // When a later frame has arrived, the outcome of the earlier one is known.
                 fence.send(b"fence");
@@ -248,7 +248,7 @@ fn netns_xdp_input_checks_match_the_kernel() {
                 assert_eq!(arrived.len(), expected.len(), "{case}");
                 assert!(expected.iter().all(|one| arrived.contains(one)), "{case}");
                 if engine == Engine::Xdp {
-                    let after = xdp_counts(&driver.handle);
+                    let after = frame_counts(&driver.handle);
                     let fences = u64::from(program == "redirected");
                     assert_eq!(after["redirected"], before["redirected"] + 1 + fences, "{case}: {after:?}");
                     if program != "redirected" {
@@ -426,7 +426,7 @@ fn netns_xdp_forged_source_macs_are_not_replied_to() {
             }
         }
         peer.ping();
-        let seen = xdp_counts(&serving.handle);
+        let seen = frame_counts(&serving.handle);
         let total = serving.stop().unwrap().total();
         assert_eq!(
             (total.delivered, total.delivered_by_xdp, total.sent),
@@ -499,7 +499,7 @@ fn jumbo_echo(generic: bool) {
         client.send(&pattern(round, len));
         client.expect(&pattern(round, len));
     }
-    let passed = xdp_counts(&serving.handle)["unfinished"];
+    let passed = frame_counts(&serving.handle)["unfinished"];
     let total = serving.stop().unwrap().total();
     assert_eq!((total.delivered, total.sent, total.lost()), (200, 200, 0), "{total:#?}");
     // Fragments are left to the kernel; behind the driver, so are long frames. There, one checksum
@@ -532,7 +532,7 @@ fn netns_xdp_a_checksum_that_looks_unfinished_is_left_to_the_kernel() {
         socket.send(&found).unwrap();
         socket.send(&to_server(2)).unwrap();
         wait_for_arrived(&serving.handle, 3);
-        let seen = xdp_counts(&serving.handle);
+        let seen = frame_counts(&serving.handle);
         let total = serving.stop().unwrap().total();
         assert_eq!((total.delivered, total.delivered_by_xdp), (3, 3 - passed), "{total:#?}");
         assert_eq!((seen["redirected"], seen["unfinished"]), (3 - passed, passed), "{seen:?}");
@@ -552,7 +552,7 @@ fn longer_frames(generic: bool, by_xdp: u64) {
         socket.send(&frame_to(a, b, serving.addr, &pattern(1, len), |_| ())).unwrap();
     }
     wait_for_arrived(&serving.handle, 40);
-    let seen = xdp_counts(&serving.handle);
+    let seen = frame_counts(&serving.handle);
     let total = serving.stop().unwrap().total();
     assert_eq!(
         (total.delivered, total.delivered_by_xdp, seen["long"]),

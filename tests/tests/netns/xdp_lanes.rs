@@ -44,7 +44,7 @@ fn netns_xdp_a_busy_lane_polls_its_companion() {
     let mut lane = socket.into_lanes().pop().unwrap();
     let client = client(a, a.ip4(0).into(), addr);
     (0..BATCH * BATCHES).for_each(|_| client.send(b"by XDP"));
-    let redirected = || handle.xdp_counts().iter().find(|(_, what, _)| *what == "redirected").map(|c| c.2);
+    let redirected = || handle.frame_counts().iter().find(|(_, what, _)| *what == "redirected").map(|c| c.2);
     wait_until("all datagrams redirected", &handle, || redirected() == Some((BATCH * BATCHES) as u64));
 
     let mut take =
@@ -80,7 +80,7 @@ fn netns_xdp_a_stopping_socket_opens_nothing() {
     let testbed = Testbed::new(&Layout { queues: 2, ..Layout::default() }).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
     let socket = open(b, b.ip4(0).into(), |builder| _ = builder.engine(Engine::Xdp).lanes(2));
-    let slow = socket.xdp_queues()[0].lane;
+    let slow = socket.device_queues()[0].lane;
     let SlowServer { serving, entered, release, handled: _handled } =
         b.run(|| SlowServer::start(socket, slow, |payload: &[u8]| payload.len()));
     // Flows, until one is the slow lane's.
@@ -91,9 +91,9 @@ fn netns_xdp_a_stopping_socket_opens_nothing() {
         entered.try_recv().is_ok()
     });
     serving.handle.stop();
-    wait_until("one queue", &serving.handle, || serving.handle.xdp_queues().len() == 1);
+    wait_until("one queue", &serving.handle, || serving.handle.device_queues().len() == 1);
     // There is no event to wait for. Without a stop it would happen within some milliseconds.
-    let opened_again = wait_within(Duration::from_millis(300), || serving.handle.xdp_queues().len() > 1);
+    let opened_again = wait_within(Duration::from_millis(300), || serving.handle.device_queues().len() > 1);
     drop(release);
     assert_eq!(serving.stop().unwrap().total().delivered, clients.len() as u64);
     assert!(!opened_again);
@@ -173,7 +173,7 @@ fn netns_xdp_a_wildcard_serves_several_devices() {
             }),
         );
         let redirected = |device: &str| {
-            let counts = serving.handle.xdp_counts();
+            let counts = serving.handle.frame_counts();
             counts.iter().find(|(of, what, _)| of == device && *what == "redirected").unwrap().2
         };
         let mut due = 0;

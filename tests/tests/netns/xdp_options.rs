@@ -166,7 +166,7 @@ fn auto(host: &Host, change: impl FnOnce(&mut Builder) + Send) -> manylane::Resu
 /// The reason for the fallback to engine `mmsg`, which works.
 fn fallback(a: &Host, b: &Host, socket: Socket) -> String {
     assert_eq!(socket.engine(), Engine::Mmsg);
-    assert_eq!(socket.xdp_queues().len(), 0);
+    assert_eq!(socket.device_queues().len(), 0);
     let why = socket.fallback().unwrap().to_owned();
     let serving = echo(b, socket);
     let client = client(a, a.ip4(0).into(), serving.addr);
@@ -182,7 +182,7 @@ fn netns_xdp_auto_uses_xdp_on_named_devices() {
     let Some(testbed) = testbed(name, &ipv4_layout(2)) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let socket = auto(b, |_| ()).unwrap();
-    assert_eq!((socket.engine(), socket.fallback(), socket.xdp_queues().len()), (Engine::Xdp, None, 2));
+    assert_eq!((socket.engine(), socket.fallback(), socket.device_queues().len()), (Engine::Xdp, None, 2));
     let serving = echo(b, socket);
     let one = client(a, a.ip4(0).into(), serving.addr);
     let first = ping_until_sent_by_xdp(&one, &serving.handle);

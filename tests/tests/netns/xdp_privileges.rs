@@ -99,7 +99,7 @@ fn child_serves_xdp_as_nobody() {
     wait_for("a datagram by XDP", total, |total| total.delivered_by_xdp > before);
     report("followed");
     // The device is removed.
-    wait_for("the device to be gone", || handle.xdp_queues(), Vec::is_empty);
+    wait_for("the device to be gone", || handle.device_queues(), Vec::is_empty);
     assert_eq!(warnings.recv_timeout(TEST_TIMEOUT).unwrap(), "engine xdp: device link0 was removed");
     let of_first = total().delivered_by_xdp;
     report("gone");
@@ -109,7 +109,7 @@ fn child_serves_xdp_as_nobody() {
     report("warned");
     wait_for_parent();
     assert_nobody();
-    assert!(handle.xdp_queues().is_empty());
+    assert!(handle.device_queues().is_empty());
     assert_eq!(xdp_count(&handle, "redirected"), 0);
     let total = serving.stop().unwrap().total();
     assert_eq!(

@@ -40,7 +40,7 @@ fn netns_xdp_sockets_of_a_process_receive_only_their_own() {
         }
         let mut firsts = Vec::new();
         for serving in &all {
-            assert_eq!(serving.handle.xdp_queues().len(), 4);
+            assert_eq!(serving.handle.device_queues().len(), 4);
             firsts.push(ping_until_sent_by_xdp(&client(a, a.ip4(0).into(), serving.addr), &serving.handle));
         }
         std::thread::scope(|scope| {
@@ -87,7 +87,7 @@ fn netns_xdp_closing_a_socket_does_not_affect_others() {
         let sending = scope.spawn(|| sender.send(Until::Count(DATAGRAMS)).unwrap().datagrams);
         for round in 1..=ROUNDS {
             let serving = other.take().unwrap_or_else(|| echo(b, open()));
-            assert_eq!(serving.handle.xdp_queues().len(), 2);
+            assert_eq!(serving.handle.device_queues().len(), 2);
             let first = one(&serving);
             let due = DATAGRAMS / (ROUNDS + 1) * round;
             wait_for_arrived(&stays.handle, due);

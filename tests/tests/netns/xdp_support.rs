@@ -76,7 +76,7 @@ pub(crate) fn assert_replies_by_xdp(total: &LaneCounters, first: u64) {
 
 /// Sum of the counter `what` over the programs of all devices.
 pub(crate) fn xdp_count(handle: &Handle, what: &str) -> u64 {
-    handle.xdp_counts().iter().filter(|(_, name, _)| *name == what).map(|(_, _, n)| n).sum()
+    handle.frame_counts().iter().filter(|(_, name, _)| *name == what).map(|(_, _, n)| n).sum()
 }
 
 /// Pings until a reply has left by XDP, and returns the number of pings.
@@ -129,7 +129,7 @@ pub(crate) fn frame_to(
 /// True if exactly the queues `queues` of `device` belong to open lanes, with numbers that differ
 /// by at most one.
 pub(crate) fn is_balanced(handle: &Handle, device: &str, queues: u32) -> bool {
-    let served = handle.xdp_queues();
+    let served = handle.device_queues();
     let mut numbers: Vec<u32> =
         served.iter().filter(|queue| queue.device == device).map(|queue| queue.queue).collect();
     numbers.sort_unstable();

@@ -235,7 +235,7 @@ fn netns_xdp_top_shows_the_rings_of_a_lane_of_the_library() {
     let redirected = |all: u64| {
         wait_for(
             "all datagrams redirected",
-            || handle.xdp_counts(),
+            || handle.frame_counts(),
             |counts| counts.iter().any(|(_, what, count)| *what == "redirected" && *count == all),
         );
     };

@@ -69,16 +69,16 @@ pub(crate) trait EngineShared: Send + Sync {
     }
 
     /// Queues of devices, and the lanes that they feed.
-    fn queues(&self) -> Vec<XdpQueue> {
+    fn device_queues(&self) -> Vec<DeviceQueue> {
         Vec::new()
     }
 }
 
 /// A queue of a device and the lane that it feeds: see
-/// [`Socket::xdp_queues`](crate::Socket::xdp_queues).
+/// [`Socket::device_queues`](crate::Socket::device_queues).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct XdpQueue {
+pub struct DeviceQueue {
     /// Name of the device.
     pub device: String,
     /// Number of the queue.

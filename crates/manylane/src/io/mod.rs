@@ -69,7 +69,7 @@ use crate::error::{Error, ErrorKind, Result};
 
 pub(crate) use self::bypass::Bypass;
 pub use self::capabilities::Capabilities;
-pub use self::engine_shared::XdpQueue;
+pub use self::engine_shared::DeviceQueue;
 pub(crate) use self::engine_shared::{EngineShared, NewLane};
 pub use self::filter::FilterHandle;
 pub(crate) use self::recv_summary::RecvSummary;

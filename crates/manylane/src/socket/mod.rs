@@ -20,7 +20,7 @@ use std::sync::Arc;
 use crate::config::{Builder, Config, Engine};
 use crate::error::Result;
 use crate::group::Shared;
-use crate::io::{Capabilities, XdpQueue};
+use crate::io::{Capabilities, DeviceQueue};
 use crate::lane::Lane;
 use crate::lane_shared::Offloads;
 use crate::steer::EffectiveSteering;
@@ -58,8 +58,8 @@ impl Socket {
 
     /// The queues of devices that feed lanes. Empty with any engine but `xdp`.
     #[must_use]
-    pub fn xdp_queues(&self) -> Vec<XdpQueue> {
-        self.shared.engine.queues()
+    pub fn device_queues(&self) -> Vec<DeviceQueue> {
+        self.shared.engine.device_queues()
     }
 
     /// The address that the socket is bound to, with the port that the kernel picked for port 0.

@@ -13,7 +13,7 @@ use crate::counters::LaneId;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::filter::{FilterHandle, SocketIndex};
 use crate::io::xdp::device::Device;
-use crate::io::{EngineShared, XdpQueue};
+use crate::io::{DeviceQueue, EngineShared};
 
 impl EngineShared for XdpControl {
     fn start(&self) -> Result<()> {
@@ -90,10 +90,10 @@ impl EngineShared for XdpControl {
         state.final_counts.clone().unwrap_or_else(|| device_counts(&state.devices))
     }
 
-    fn queues(&self) -> Vec<XdpQueue> {
+    fn device_queues(&self) -> Vec<DeviceQueue> {
         let about = |served: &AssignedQueue| {
             let seen = xsk::statistics(served.xsk.as_fd()).unwrap_or_default();
-            XdpQueue {
+            DeviceQueue {
                 device: served.device.name.clone(),
                 queue: served.queue,
                 lane: served.lane,
