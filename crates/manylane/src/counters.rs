@@ -121,7 +121,7 @@ lane_counters! {
     delivered_bytes: DeliveredBytes, Recv;
     /// Datagrams delivered from a queue of a device, past the kernel's stack. All others arrived
     /// on the companion socket.
-    delivered_by_xdp: DeliveredByXdp, Recv;
+    delivered_by_bypass: DeliveredByBypass, Recv;
     /// Datagrams delivered, but truncated to the size of the buffer, and flagged.
     truncated: Truncated, Recv;
     /// Dropped by the kernel at this lane's queue: queue full, no memory, or a wrong checksum.
@@ -159,7 +159,7 @@ lane_counters! {
     /// Payload bytes accepted by the kernel for sending.
     sent_bytes: SentBytes, Send;
     /// Datagrams sent past the kernel's stack. All others were sent by the companion socket.
-    sent_by_xdp: SentByXdp, Send;
+    sent_by_bypass: SentByBypass, Send;
     /// System calls for sending.
     send_calls: SendCalls, Send;
     /// GSO messages of more than one datagram that were sent.

@@ -44,7 +44,7 @@ fn start_echo(a: &Host, b: &Host, change: impl FnOnce(&mut Builder) + Send) -> (
     let client = client(a, a.ip4(0).into(), serving.addr);
     wait_until("a reply by XDP", &serving.handle, || {
         client.ping();
-        serving.handle.counters().total().sent_by_xdp > 0
+        serving.handle.counters().total().sent_by_bypass > 0
     });
     (serving, client)
 }
@@ -114,9 +114,9 @@ fn netns_capture_contains_every_request_and_reply() {
     // Every lane has a next hop.
     for client in &clients {
         wait_until("another reply by XDP", &serving.handle, || {
-            let before = serving.handle.counters().total().sent_by_xdp;
+            let before = serving.handle.counters().total().sent_by_bypass;
             client.ping();
-            serving.handle.counters().total().sent_by_xdp > before
+            serving.handle.counters().total().sent_by_bypass > before
         });
     }
     let points = only_point(b);
@@ -136,11 +136,14 @@ fn netns_capture_contains_every_request_and_reply() {
     let count = (CLIENTS * DATAGRAMS_EACH) as u64;
     // The last reply may arrive before the lane has counted it.
     wait_until("all replies by XDP", &serving.handle, || {
-        serving.handle.counters().total().sent_by_xdp >= before.sent_by_xdp + count
+        serving.handle.counters().total().sent_by_bypass >= before.sent_by_bypass + count
     });
     let after = serving.handle.counters().total();
     assert_eq!(
-        (after.delivered_by_xdp - before.delivered_by_xdp, after.sent_by_xdp - before.sent_by_xdp),
+        (
+            after.delivered_by_bypass - before.delivered_by_bypass,
+            after.sent_by_bypass - before.sent_by_bypass
+        ),
         (count, count)
     );
     let seen = drain(&mut capture);

@@ -52,8 +52,8 @@ fn netns_xdp_every_size_is_echoed() {
         assert_arrived(&total, sent, 0);
         assert_eq!((total.sent, total.lost()), (sent, 0));
         // All unfragmented datagrams arrived past the stack; fragments did not.
-        assert_eq!(total.delivered_by_xdp, 4 * whole.len() as u64, "{total:#?}");
-        assert!(total.sent_by_xdp > 0 && total.sent_by_xdp <= total.delivered_by_xdp, "{total:#?}");
+        assert_eq!(total.delivered_by_bypass, 4 * whole.len() as u64, "{total:#?}");
+        assert!(total.sent_by_bypass > 0 && total.sent_by_bypass <= total.delivered_by_bypass, "{total:#?}");
     }
 }
 
@@ -76,12 +76,12 @@ fn netns_xdp_a_wildcard_receives_every_address_and_loopback() {
     b.add_address(0, later).unwrap();
     client(a, a.ip(0, false), SocketAddr::new(later, port)).ping();
     let before = serving.handle.counters().total();
-    assert!(before.delivered_by_xdp >= 30, "{before:#?}");
+    assert!(before.delivered_by_bypass >= 30, "{before:#?}");
     // Over loopback through the companion.
     b.run(|| Client::to(SocketAddr::new("127.0.0.1".parse().unwrap(), port)).ping());
     b.run(|| Client::to(SocketAddr::new("::1".parse().unwrap(), port)).ping());
     let total = serving.stop().unwrap().total();
-    assert_eq!(total.delivered_by_xdp, before.delivered_by_xdp);
+    assert_eq!(total.delivered_by_bypass, before.delivered_by_bypass);
     assert_arrived(&total, 33, 0);
     assert_eq!(total.sent, 33);
 }
@@ -106,7 +106,7 @@ fn netns_xdp_receives_every_frame_of_a_fast_sender() {
     let total = serving.stop().unwrap().total();
     assert_arrived(&total, DATAGRAMS, total.xsk_dropped);
     assert_eq!(
-        (total.delivered_by_xdp + total.xsk_dropped, redirected),
+        (total.delivered_by_bypass + total.xsk_dropped, redirected),
         (DATAGRAMS, DATAGRAMS),
         "{total:#?}"
     );
@@ -226,7 +226,7 @@ fn netns_xdp_removed_lanes_lose_nothing() {
     wait_for_arrived(&serving.handle, DATAGRAMS);
     let total = serving.stop().unwrap().total();
     assert_arrived(&total, DATAGRAMS, 0);
-    assert!(total.delivered_by_xdp > 0, "{total:#?}");
+    assert!(total.delivered_by_bypass > 0, "{total:#?}");
 }
 
 /// Frames that are in the rings at the stop are handled, however many batches they are.
@@ -262,7 +262,7 @@ fn netns_xdp_a_stop_drains_the_queues() {
     drop(release);
     let total = serving.outcome().unwrap().total();
     assert_eq!(
-        (total.delivered, total.delivered_by_xdp, total.discarded),
+        (total.delivered, total.delivered_by_bypass, total.discarded),
         (1 + QUEUED_DATAGRAMS, 1 + QUEUED_DATAGRAMS, 0),
         "{total:#?}"
     );
@@ -280,6 +280,6 @@ fn netns_xdp_ecn_is_reported_on_request() {
         sender.send(&bytes).unwrap();
         let got = driver.recv_all(1);
         assert_eq!((got[0].ecn, got[0].payload.as_slice()), (told, &b"ECT(0)"[..]));
-        assert_eq!(driver.handle.counters().total().delivered_by_xdp, 1);
+        assert_eq!(driver.handle.counters().total().delivered_by_bypass, 1);
     }
 }

@@ -168,7 +168,7 @@ fn check_link_removal(
         let total = serving.stop().unwrap().total();
         let all = by_xdp + others;
         assert_eq!((total.arrived(), total.delivered, total.sent), (all, all, all), "{total:#?}");
-        assert!(total.delivered_by_xdp >= by_xdp, "fewer than {by_xdp} by XDP: {total:#?}");
+        assert!(total.delivered_by_bypass >= by_xdp, "fewer than {by_xdp} by XDP: {total:#?}");
     }
 }
 
@@ -213,9 +213,9 @@ fn netns_xdp_a_device_recreated_at_once_is_reattached() {
         for serving in &all {
             ping_until_recv_by_xdp(&client(a, a.ip4(0).into(), serving.addr), &serving.handle);
             wait_balanced(&serving.handle, DEVICE, 2);
-            let before = serving.handle.counters().total().delivered_by_xdp;
+            let before = serving.handle.counters().total().delivered_by_bypass;
             let pings = ping_all_queues(a, serving.addr);
-            assert_eq!(serving.handle.counters().total().delivered_by_xdp, before + pings);
+            assert_eq!(serving.handle.counters().total().delivered_by_bypass, before + pings);
         }
     }
     for serving in all {
@@ -298,7 +298,7 @@ fn netns_xdp_a_device_enslaved_later_is_detached() {
     }
     wait_balanced(&serving.handle, DEVICE, 0);
     let mut others = ping_all_queues(a, serving.addr);
-    assert_eq!(serving.handle.counters().total().delivered_by_xdp, by_xdp);
+    assert_eq!(serving.handle.counters().total().delivered_by_bypass, by_xdp);
     b.ip_batch(&format!("link del dev br0\naddress add {}/24 dev {DEVICE}\n", b.ip4(0))).unwrap();
     wait_balanced(&serving.handle, DEVICE, 2);
     others += ping_until_recv_by_xdp(&client(a, a.ip4(0).into(), serving.addr), &serving.handle);
@@ -306,7 +306,7 @@ fn netns_xdp_a_device_enslaved_later_is_detached() {
     let total = serving.stop().unwrap().total();
     let all = by_xdp + others;
     assert_eq!((total.arrived(), total.delivered, total.sent), (all, all, all), "{total:#?}");
-    assert_eq!(total.delivered_by_xdp, by_xdp + 1, "{total:#?}");
+    assert_eq!(total.delivered_by_bypass, by_xdp + 1, "{total:#?}");
 }
 
 /// A veth device accepts no program while its peer has more send queues than it has receive
@@ -327,7 +327,7 @@ fn netns_xdp_a_peer_with_more_queues_is_named() {
     receive_by(4);
     let serving = echo(b, open().unwrap());
     client(a, a.ip4(0).into(), serving.addr).ping();
-    assert_eq!(serving.stop().unwrap().total().delivered_by_xdp, 1);
+    assert_eq!(serving.stop().unwrap().total().delivered_by_bypass, 1);
 }
 
 /// Takes 13 s: three changes without an event, each of which the refresh of every four seconds
@@ -381,7 +381,7 @@ fn netns_xdp_added_queues_are_served() {
         (total.arrived(), total.delivered, total.sent),
         (by_xdp + others, by_xdp + others, by_xdp + others)
     );
-    assert!(total.delivered_by_xdp >= by_xdp, "fewer than {by_xdp} by XDP: {total:#?}");
+    assert!(total.delivered_by_bypass >= by_xdp, "fewer than {by_xdp} by XDP: {total:#?}");
 }
 
 /// Frames in the TX ring of a queue that the device does not send by stay there.
@@ -401,7 +401,7 @@ fn netns_xdp_queues_that_cannot_send_are_left_to_the_kernel() {
         (all, all, all, 0),
         "{total:#?}"
     );
-    assert!(total.delivered_by_xdp > 0 && total.delivered_by_xdp < all, "{total:#?}");
+    assert!(total.delivered_by_bypass > 0 && total.delivered_by_bypass < all, "{total:#?}");
 }
 
 /// Takes 12 s: three changes without an event, as above.
@@ -426,5 +426,8 @@ fn netns_xdp_a_changed_device_mac_is_used() {
     let total = serving.stop().unwrap().total();
     let all = by_xdp + others;
     assert_eq!((total.arrived(), total.delivered, total.sent), (all, all, all), "{total:#?}");
-    assert!(total.delivered_by_xdp >= by_xdp + 3 && total.delivered_by_xdp <= all, "{by_xdp}: {total:#?}");
+    assert!(
+        total.delivered_by_bypass >= by_xdp + 3 && total.delivered_by_bypass <= all,
+        "{by_xdp}: {total:#?}"
+    );
 }

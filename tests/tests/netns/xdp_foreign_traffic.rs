@@ -197,6 +197,6 @@ fn netns_xdp_foreign_frames_pass_unchanged() {
         }
         let past = ours - passed;
         assert_eq!((total.arrived(), total.delivered, total.sent), (ours, ours, ours), "{total:#?}");
-        assert_eq!((total.delivered_by_xdp, redirected), (past, past), "generic {generic}: {total:#?}");
+        assert_eq!((total.delivered_by_bypass, redirected), (past, past), "generic {generic}: {total:#?}");
     }
 }

@@ -147,7 +147,7 @@ fn netns_xdp_each_malformed_frame_of_a_flood_is_counted() {
         let total = serving.stop().unwrap().total();
         let good = lane("delivered") + ROUNDS;
         let all = good + lane("companion");
-        assert_eq!((total.delivered, total.delivered_by_xdp), (all, good), "{total:#?}");
+        assert_eq!((total.delivered, total.delivered_by_bypass), (all, good), "{total:#?}");
         assert_eq!(
             (total.bad_checksum, total.malformed),
             (lane("bad_checksum"), lane("malformed")),
@@ -331,7 +331,7 @@ fn netns_xdp_sources_behind_another_device_are_left_to_rp_filter() {
         let total = driver.handle.counters().total();
         let taken = if by_xdp { 2 } else { 0 } + if engine == Engine::Xdp { ip6 } else { 0 };
         assert_eq!(
-            (total.delivered, total.delivered_by_xdp),
+            (total.delivered, total.delivered_by_bypass),
             (got.len() as u64 + ip6, taken),
             "{case}: {total:#?}"
         );
@@ -357,7 +357,7 @@ fn follow_reverse_path_filter(testbed: &Testbed, set_filter: &dyn Fn(&str), send
                 handle.counters().total().delivered > before.delivered
             });
             let after = handle.counters().total();
-            (after.delivered_by_xdp > before.delivered_by_xdp) == by_xdp
+            (after.delivered_by_bypass > before.delivered_by_bypass) == by_xdp
         });
         sent
     };
@@ -390,7 +390,7 @@ fn netns_xdp_padding_is_no_payload() {
             let got = &driver.recv_all(1)[0];
             assert_eq!((&got.payload, got.full_len, got.truncated), (&payload, len, false));
         }
-        assert_eq!(driver.handle.counters().total().delivered_by_xdp, 19);
+        assert_eq!(driver.handle.counters().total().delivered_by_bypass, 19);
     }
 }
 
@@ -429,7 +429,7 @@ fn netns_xdp_forged_source_macs_are_not_replied_to() {
         let seen = frame_counts(&serving.handle);
         let total = serving.stop().unwrap().total();
         assert_eq!(
-            (total.delivered, total.delivered_by_xdp, total.sent),
+            (total.delivered, total.delivered_by_bypass, total.sent),
             (5 * FRAMES_EACH + 1, 4 * FRAMES_EACH + 1, 5 * FRAMES_EACH + 1)
         );
         assert!(seen["other_mac"] >= 2 * FRAMES_EACH, "{seen:?}");
@@ -464,7 +464,7 @@ fn netns_xdp_companion_delivers_fragments_and_loopback_once() {
         let total = serving.stop().unwrap().total();
         let through = 4 * FRAMES_EACH as u64;
         assert_eq!(
-            (total.delivered, total.delivered_by_xdp, total.arrived()),
+            (total.delivered, total.delivered_by_bypass, total.arrived()),
             (through + 1, 1, through + 1),
             "{total:#?}"
         );
@@ -506,7 +506,7 @@ fn jumbo_echo(generic: bool) {
     // in 65,535 looks unfinished, of a short frame or a long one.
     let by_xdp = if generic { 40 } else { 160 };
     let lowest = if generic { by_xdp - passed } else { by_xdp };
-    assert!((lowest..=by_xdp).contains(&total.delivered_by_xdp), "{passed} passed: {total:#?}");
+    assert!((lowest..=by_xdp).contains(&total.delivered_by_bypass), "{passed} passed: {total:#?}");
 }
 
 /// A finished checksum can have the value of an unfinished one. Behind the driver, where it cannot
@@ -534,7 +534,7 @@ fn netns_xdp_a_checksum_that_looks_unfinished_is_left_to_the_kernel() {
         wait_for_arrived(&serving.handle, 3);
         let seen = frame_counts(&serving.handle);
         let total = serving.stop().unwrap().total();
-        assert_eq!((total.delivered, total.delivered_by_xdp), (3, 3 - passed), "{total:#?}");
+        assert_eq!((total.delivered, total.delivered_by_bypass), (3, 3 - passed), "{total:#?}");
         assert_eq!((seen["redirected"], seen["unfinished"]), (3 - passed, passed), "{seen:?}");
     }
 }
@@ -555,7 +555,7 @@ fn longer_frames(generic: bool, by_xdp: u64) {
     let seen = frame_counts(&serving.handle);
     let total = serving.stop().unwrap().total();
     assert_eq!(
-        (total.delivered, total.delivered_by_xdp, seen["long"]),
+        (total.delivered, total.delivered_by_bypass, seen["long"]),
         (40, by_xdp, 40 - by_xdp),
         "{total:#?}"
     );

@@ -61,7 +61,7 @@ pub(crate) fn programs(host: &Host) -> String {
 /// All datagrams that arrived were delivered, and all arrived by XDP.
 pub(crate) fn assert_all_by_xdp(total: &LaneCounters, arrived: u64) {
     assert_eq!(
-        (total.arrived(), total.delivered, total.delivered_by_xdp),
+        (total.arrived(), total.delivered, total.delivered_by_bypass),
         (arrived, arrived, arrived),
         "{total:#?}"
     );
@@ -71,7 +71,7 @@ pub(crate) fn assert_all_by_xdp(total: &LaneCounters, arrived: u64) {
 /// through the companion.
 pub(crate) fn assert_replies_by_xdp(total: &LaneCounters, first: u64) {
     assert_eq!((total.sent, total.lost()), (total.delivered, 0), "{total:#?}");
-    assert!(total.sent - total.sent_by_xdp <= first, "more than {first} replies past XDP: {total:#?}");
+    assert!(total.sent - total.sent_by_bypass <= first, "more than {first} replies past XDP: {total:#?}");
 }
 
 /// Sum of the counter `what` over the programs of all devices.
@@ -81,12 +81,12 @@ pub(crate) fn xdp_count(handle: &Handle, what: &str) -> u64 {
 
 /// Pings until a reply has left by XDP, and returns the number of pings.
 pub(crate) fn ping_until_sent_by_xdp(client: &Client, handle: &Handle) -> u64 {
-    pings_until(client, handle, |total| total.sent_by_xdp)
+    pings_until(client, handle, |total| total.sent_by_bypass)
 }
 
 /// Pings until a request has arrived by XDP, and returns the number of pings.
 pub(crate) fn ping_until_recv_by_xdp(client: &Client, handle: &Handle) -> u64 {
-    pings_until(client, handle, |total| total.delivered_by_xdp)
+    pings_until(client, handle, |total| total.delivered_by_bypass)
 }
 
 fn pings_until(client: &Client, handle: &Handle, what: impl Fn(&LaneCounters) -> u64) -> u64 {

@@ -280,7 +280,7 @@ fn text(report: &Report) -> String {
             report.receivers.len() - ROWS_MAX
         );
     }
-    let by_xdp = (report.sum(|one| one.received_by_xdp), report.sum(|one| one.sent_by_xdp));
+    let by_xdp = (report.sum(|one| one.delivered_by_bypass), report.sum(|one| one.sent_by_bypass));
     if by_xdp != (0, 0) {
         _ = write!(text, "\npast the kernel's stack (engine xdp): {} received, {} sent", by_xdp.0, by_xdp.1);
     }

@@ -301,7 +301,7 @@ mod tests {
             8,
             "manylane",
             "manylane_run_received_total{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 11\n\
-             manylane_run_received_by_xdp_total{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 1\n\
+             manylane_run_delivered_by_bypass_total{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 1\n\
              manylane_run_bad_frames_total{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 2\n\
              manylane_run_queued_bytes{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 50\n\
              manylane_run_queue_limit_bytes{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 200\n\

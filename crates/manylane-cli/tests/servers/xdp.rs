@@ -124,9 +124,9 @@ fn check(report: &Report, requests: u64, by_kernel: u64) {
     // The last reply of a receiver may arrive before it is counted, and then the server ends.
     let sent = report.sum("sent");
     assert!((requests - RECEIVERS..=requests).contains(&sent), "{sent} sent of {requests}: {report:?}");
-    let rest = requests - report.sum("received_by_xdp");
+    let rest = requests - report.sum("delivered_by_bypass");
     assert!((by_kernel..=by_kernel + WARM_UP_DATAGRAMS).contains(&rest), "{rest} by the kernel: {report:?}");
-    assert!(report.sum("sent_by_xdp") > 0, "{report:?}");
+    assert!(report.sum("sent_by_bypass") > 0, "{report:?}");
     assert_eq!(report.reasons(), [""; 0]);
 }
 
@@ -312,7 +312,7 @@ fn netns_xdp_memcached() {
         assert!(status.success(), "{status}");
         if let Some(report) = report {
             assert_eq!(report.sum("received"), WARM_UP_DATAGRAMS + LOAD.count(), "{report:?}");
-            let rest = WARM_UP_DATAGRAMS + LOAD.count() - report.sum("received_by_xdp");
+            let rest = WARM_UP_DATAGRAMS + LOAD.count() - report.sum("delivered_by_bypass");
             assert!(rest <= 2 * WARM_UP_DATAGRAMS, "{rest} by the kernel: {report:?}");
             assert_eq!(report.reasons(), [""; 0]);
         }
@@ -327,7 +327,7 @@ impl Report {
 
     /// Number of frames that were received at a port.
     fn by_xdp(&self, port: u16) -> u64 {
-        self.sum_of_port(port, "received_by_xdp")
+        self.sum_of_port(port, "delivered_by_bypass")
     }
 
     fn sum_of_port(&self, port: u16, name: &str) -> u64 {
@@ -394,7 +394,7 @@ fn netns_xdp_receive_calls() {
         assert_eq!((report.sum_of_port(7013, "bad_frames"), report.sum("bad_frames")), (103, 103));
         // Valid sends use the queue. Otherwise the invalid ones would not have been tested on it.
         // The launcher may be held up until they are over, before it knows the next hop.
-        let sent = report.sum_of_port(7019, "sent_by_xdp");
+        let sent = report.sum_of_port(7019, "sent_by_bypass");
         if sent >= 20 {
             return;
         }

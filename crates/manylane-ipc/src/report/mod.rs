@@ -60,7 +60,7 @@ macro_rules! receiver_counters {
             /// Received datagrams that were in the lane of another thread.
             rx_from_other_lanes: received_from_other_lanes;
             /// Received datagrams that passed the kernel's stack by (engine xdp).
-            rx_frames: received_by_xdp;
+            rx_frames: delivered_by_bypass;
             /// Frames that were dropped because they were malformed or had a wrong checksum (engine
             /// xdp).
             rx_bad_frames: bad_frames;
@@ -71,7 +71,7 @@ macro_rules! receiver_counters {
             /// Calls of the program that sent datagrams.
             tx_batches: send_calls;
             /// Sent datagrams that passed the kernel's stack by (engine xdp).
-            tx_frames: sent_by_xdp;
+            tx_frames: sent_by_bypass;
         }
     };
 }

@@ -118,7 +118,7 @@ impl XdpIo {
         let summary = self.queues.receive(batch, datagram_size, self.drop_policy, cells);
         self.queues.publish_backlog(cells);
         if summary.messages > 0 {
-            cells.add(Count::DeliveredByXdp, summary.datagrams as u64);
+            cells.add(Count::DeliveredByBypass, summary.datagrams as u64);
         }
         summary
     }
