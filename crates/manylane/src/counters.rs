@@ -184,10 +184,10 @@ lane_counters! {
     abandoned: Abandoned, SendLoss;
     /// Times that engine `uring` had no buffer for a queued datagram (`ENOBUFS`). No datagram is
     /// lost by it: it stays in the socket's queue.
-    uring_no_buffers: UringNoBuffers, Recv;
+    recv_no_buffers: RecvNoBuffers, Recv;
     /// Lanes of engine `uring` that fell back to `mmsg` because io_uring failed, for example
     /// because a seccomp filter was installed later.
-    uring_fallbacks: UringFallbacks, Recv;
+    engine_fallbacks: EngineFallbacks, Recv;
 }
 
 /// Counters by name; see [`LaneCounters::named`].

@@ -10,7 +10,7 @@ use manylane_tests::{Client, LaneDriver, Serving, on_every_variant, pattern, sen
 
 /// Every counter of a lane, to compare two moments, except that of empty polls.
 fn counts(counters: &LaneCounters) -> NamedCounters {
-    let idle = ["sleeps", "empty_polls", "uring_no_buffers", "uring_fallbacks"];
+    let idle = ["sleeps", "empty_polls", "recv_no_buffers", "engine_fallbacks"];
     counters.named().into_iter().filter(|(name, _)| !idle.contains(name)).collect()
 }
 

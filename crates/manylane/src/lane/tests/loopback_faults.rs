@@ -159,6 +159,6 @@ fn loopback_a_failed_receive_loses_nothing() {
         assert!(received.into_iter().eq((0..3).map(payload)));
         let total = close(lane);
         assert_eq!((total.recv_errors, total.delivered, total.arrived()), (2, 3, 3), "{engine}");
-        assert_eq!((total.uring_fallbacks, total.discarded), (0, 0), "{engine}");
+        assert_eq!((total.engine_fallbacks, total.discarded), (0, 0), "{engine}");
     }
 }
