@@ -209,7 +209,7 @@ struct Settings {
     engine: String,
     /// The preferred engine, if another one is in use.
     #[serde(skip)]
-    hoped: &'static str,
+    requested: &'static str,
     /// The reason why the preferred engine is not in use.
     engine_why: Option<String>,
     /// Queues of devices that feed lanes past the kernel's stack, as `device:queue`.
@@ -242,7 +242,7 @@ impl Settings {
             addr: socket.local_addr().to_string(),
             lanes: socket.lane_count(),
             engine: socket.engine().to_string(),
-            hoped: if args.common.engine == Some(Engine::Uring) { "uring" } else { "xdp" },
+            requested: if args.common.engine == Some(Engine::Uring) { "uring" } else { "xdp" },
             engine_why: socket.fallback().map(str::to_owned),
             device_queues: socket
                 .device_queues()
@@ -270,7 +270,7 @@ impl Settings {
     fn describe(&self) -> String {
         let because = |why: &Option<String>| why.as_ref().map_or_else(String::new, |why| format!(" ({why})"));
         let engine = match &self.engine_why {
-            Some(why) => format!(" (not {}: {why})", self.hoped),
+            Some(why) => format!(" (not {}: {why})", self.requested),
             None if self.device_queues.is_empty() => String::new(),
             None => format!(" (queues {})", self.device_queues.join(" ")),
         };
