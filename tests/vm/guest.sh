@@ -346,7 +346,7 @@ virtio_run() { # RP_FILTER: that of eth0 once the server runs
   is answered "$(from_host 10.77.0.2:7 500 text:hi! --payload text:hi)" "500 500 0 0"
   stop
   echo 0 >/proc/sys/net/ipv4/conf/eth0/rp_filter
-  is received "$(summed received)" 500
+  is delivered "$(summed delivered)" 500
   if [ "$1" -eq 1 ]; then
     is "received by XDP" "$(summed delivered_by_bypass)" 0
   else

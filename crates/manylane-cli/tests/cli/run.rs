@@ -374,7 +374,7 @@ fn wait_for_stderr(wanted: &str, options: &[&str], variables: &[(&str, &str)]) -
 
 #[test]
 fn run_logs_events_while_the_program_runs() {
-    let said = wait_for_stderr("no lanes, 0/s received, 0/s sent", &["--interval=20ms"], &[]);
+    let said = wait_for_stderr("no lanes, 0/s delivered, 0/s sent", &["--interval=20ms"], &[]);
     assert!(said.ends_with("no thread received on a UDP socket"), "{said}");
 }
 

@@ -23,7 +23,7 @@ fn assert_reported(what: &str, expected: &str) {
             let with = run_preloaded(&program, &args, vars);
             assert_eq!(with.output, expected, "{args:?} with {vars:?}");
             assert_eq!(with.count(Reason::NestedEpoll), 1, "{args:?} with {vars:?}");
-            from_lanes += with.received_from_other_lanes();
+            from_lanes += with.delivered_from_other_lanes();
         }
         assert!(from_lanes > 0, "{args:?}");
     }
