@@ -98,9 +98,9 @@ struct mls_receiver {
 	struct mls_addr addr;
 	__u64 delivered;
 	__u64 delivered_bytes;
-	__u64 batches; /* calls of the program that returned datagrams */
+	__u64 batches; /* receive calls that returned datagrams */
 	__u64 delivered_from_other_lanes; /* of delivered: from another thread's lane */
-	__u64 delivered_by_bypass;	   /* of delivered: by engine xdp */
+	__u64 delivered_by_bypass; /* of delivered: past the kernel's stack */
 	__u64 bad_frames;	   /* dropped: malformed, or a wrong checksum */
 	__u64 sent;
 	__u64 sent_bytes;

@@ -302,16 +302,12 @@ impl Builder {
         self
     }
 
-    /// The default of [`rx_coalesce`](Self::rx_coalesce) for `lanes` lanes on `cpus` CPUs.
+    /// The default of [`rx_coalesce`](Self::rx_coalesce) for `lanes` lanes on `cpus` CPUs. With
+    /// [`Engine::Xdp`], the first call measures the cost of a wake-up, in about 1 ms.
     #[must_use]
-    pub fn default_rx_coalesce(lanes: usize, cpus: usize) -> Duration {
-        rx_coalesce::default_delay(lanes, cpus)
-    }
-
-    /// The same with engine `xdp`. The first call measures the cost of a wake-up, in about 1 ms.
-    #[must_use]
-    pub fn default_xdp_rx_coalesce(lanes: usize, cpus: usize) -> Duration {
-        rx_coalesce::default_delay(lanes, cpus).max(rx_coalesce::xdp_delay())
+    pub fn default_rx_coalesce(engine: Engine, lanes: usize, cpus: usize) -> Duration {
+        let min = if engine == Engine::Xdp { rx_coalesce::xdp_delay() } else { Duration::ZERO };
+        rx_coalesce::default_delay(lanes, cpus).max(min)
     }
 }
 

@@ -136,8 +136,8 @@ lane_counters! {
     bad_checksum: BadChecksum, RecvLoss;
     /// Received from a queue of a device with malformed headers or inconsistent lengths.
     malformed: Malformed, RecvLoss;
-    /// Dropped at a queue of a device: its rings were full because the lane was late, or the frame
-    /// was too long.
+    /// Dropped by the kernel at an AF_XDP socket (`XDP_STATISTICS`): its rings were full because
+    /// the lane was late, or the frame was too long.
     xsk_dropped: XskDropped, RecvLoss;
     /// Receive calls that returned at least one message.
     batches: Batches, Recv;
@@ -182,11 +182,11 @@ lane_counters! {
     lost_other: LostOther, SendLoss;
     /// Not sent: the outbox was dropped in a panic before it was flushed.
     abandoned: Abandoned, SendLoss;
-    /// Times that engine `uring` had no buffer for a queued datagram (`ENOBUFS`). No datagram is
-    /// lost by it: it stays in the socket's queue.
+    /// Times that the engine had no buffer for a queued datagram (`uring`: `ENOBUFS`). No datagram
+    /// is lost by it: it stays in the socket's queue.
     recv_no_buffers: RecvNoBuffers, Recv;
-    /// Lanes of engine `uring` that fell back to `mmsg` because io_uring failed, for example
-    /// because a seccomp filter was installed later.
+    /// Lanes that fell back to another engine because theirs failed: from `uring` to `mmsg`, for
+    /// example because a seccomp filter was installed later.
     engine_fallbacks: EngineFallbacks, Recv;
 }
 

@@ -171,7 +171,7 @@ pub(super) struct Fallback {
 }
 
 impl Report {
-    /// Datagrams received and sent by all receivers.
+    /// Datagrams delivered to and sent by all receivers.
     pub(super) fn total(&self) -> (u64, u64) {
         (self.sum(|one| one.delivered), self.sum(|one| one.sent))
     }

@@ -284,9 +284,13 @@ fn text(report: &Report) -> String {
             report.receivers.len() - ROWS_MAX
         );
     }
-    let by_xdp = (report.sum(|one| one.delivered_by_bypass), report.sum(|one| one.sent_by_bypass));
-    if by_xdp != (0, 0) {
-        _ = write!(text, "\npast the kernel's stack (engine xdp): {} delivered, {} sent", by_xdp.0, by_xdp.1);
+    let by_bypass = (report.sum(|one| one.delivered_by_bypass), report.sum(|one| one.sent_by_bypass));
+    if by_bypass != (0, 0) {
+        _ = write!(
+            text,
+            "\npast the kernel's stack (engine xdp): {} delivered, {} sent",
+            by_bypass.0, by_bypass.1
+        );
     }
     let bad = report.sum(|one| one.bad_frames);
     if bad > 0 {

@@ -46,7 +46,7 @@ pub const OPEN: u32 = 2;
 pub const ENDED: u32 = 3;
 
 /// Passes the counters of a receiver to the macro `$then`: the documentation of each, which is also
-/// its help in metrics, its field in [`Receiver`], and its name in JSON and metrics.
+/// its help in metrics, and its name in [`Receiver`], JSON and metrics.
 #[macro_export]
 macro_rules! receiver_counters {
     ($then:ident) => {
@@ -55,11 +55,11 @@ macro_rules! receiver_counters {
             delivered;
             /// Bytes of the datagrams returned to the program.
             delivered_bytes;
-            /// Calls of the program that returned datagrams.
+            /// Receive calls that returned datagrams. A datagram that an earlier call fetched needs none.
             batches;
-            /// Received datagrams that were in the lane of another thread.
+            /// Delivered datagrams that were in the lane of another thread.
             delivered_from_other_lanes;
-            /// Received datagrams that passed the kernel's stack by (engine xdp).
+            /// Delivered datagrams that bypassed the kernel's stack (engine xdp).
             delivered_by_bypass;
             /// Frames that were dropped because they were malformed or had a wrong checksum (engine
             /// xdp).
@@ -68,9 +68,9 @@ macro_rules! receiver_counters {
             sent;
             /// Bytes of the datagrams sent.
             sent_bytes;
-            /// Calls of the program that sent datagrams.
+            /// Calls for sending. Replies that are sent together need one.
             send_calls;
-            /// Sent datagrams that passed the kernel's stack by (engine xdp).
+            /// Sent datagrams that bypassed the kernel's stack (engine xdp).
             sent_by_bypass;
         }
     };

@@ -28,7 +28,7 @@ pub(super) trait LaneIo {
     }
 
     /// Blocks until a datagram arrives or `timeout` expires, and receives. May return up to a
-    /// quarter early with `mmsg`.
+    /// quarter early.
     fn sleep(&mut self, timeout: Duration) -> Result<RecvSummary>;
 
     /// As [`sleep`](Self::sleep), for a short time with microsecond precision.

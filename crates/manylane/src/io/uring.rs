@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!  socket's queue ─► the lane's call: the kernel fills buffers ─► completions ─► batch (views)
-//!        ▲                    │ no buffer: recv_no_buffers                            │
+//!        ▲                    │ no buffer: recv_no_buffers                             │
 //!        └── the rest stays ──┘                               next call: buffers back ─┘
 //! ```
 //!
