@@ -11,11 +11,11 @@
 #include <stddef.h>
 
 /* Slots of the socket array: lanes that can be open at one time. */
-#define ML_MAX_LANES 256
+#define ML_LANES_MAX 256
 /* Entries of the steering table; a power of two. */
 #define ML_TABLE_SIZE 1024
 /* Bytes of payload that a key can span. */
-#define ML_MAX_KEY 64
+#define ML_KEY_MAX 64
 
 /* Steering policies; the numbers are the order of Steering in Rust. */
 enum ml_policy {
@@ -53,8 +53,8 @@ enum ml_steer_count {
 };
 
 /* Queues of one device that XDP serves, and sockets that may share a device. */
-#define ML_MAX_QUEUES 128
-#define ML_MAX_SOCKETS 16
+#define ML_QUEUES_MAX 128
+#define ML_SOCKETS_MAX 16
 
 /* An address that a socket receives at. IPv4 is mapped (::ffff:a.b.c.d). */
 struct ml_addr {
@@ -76,9 +76,9 @@ struct ml_device {
 };
 
 /* Limits that one socket may have at a time. */
-#define ML_LIMITS 2
+#define ML_LIMITS_MAX 2
 /* Prefixes that the sockets of one device can have together. */
-#define ML_MAX_RULES 16384
+#define ML_RULES_MAX 16384
 
 /* Address families in the keys of rules and buckets. */
 enum ml_family {
@@ -102,7 +102,7 @@ struct ml_limit {
 struct ml_filter {
 	__u32 rules;	  /* 1 if it has prefixes, else 0 */
 	__u32 generation; /* of its limits; each generation has its own buckets */
-	struct ml_limit limit[ML_LIMITS]; /* the widest first */
+	struct ml_limit limit[ML_LIMITS_MAX]; /* the widest first */
 };
 
 /* A prefix of a socket. The key of a trie: bits that count, then the bits. */
@@ -190,7 +190,7 @@ ML_ASSERT(sizeof(struct ml_device) == 12);
 ML_ASSERT(offsetof(struct ml_device, longest) == 8);
 ML_ASSERT(sizeof(struct ml_limit) == 48);
 ML_ASSERT(offsetof(struct ml_limit, mask) == 16);
-ML_ASSERT(sizeof(struct ml_filter) == 8 + 48 * ML_LIMITS);
+ML_ASSERT(sizeof(struct ml_filter) == 8 + 48 * ML_LIMITS_MAX);
 ML_ASSERT(offsetof(struct ml_filter, limit) == 8);
 ML_ASSERT(sizeof(struct ml_rule) == 24);
 ML_ASSERT(offsetof(struct ml_rule, ip) == 8);

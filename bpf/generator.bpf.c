@@ -25,7 +25,7 @@ const volatile __u16 first_port; /* the first one; no overflow */
 const volatile __u8 ipv6;
 const volatile __u8 scattered; /* sources at random from 5.0.0.0/8, IPv4 */
 
-#define MAX_WAYS 64
+#define WAYS_MAX 64
 
 /* A device, and the headers of what leaves by it. */
 struct ml_way {
@@ -76,7 +76,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, MAX_WAYS);
+	__uint(max_entries, WAYS_MAX);
 	__type(key, __u32);
 	__type(value, struct ml_way);
 } generator_ways SEC(".maps");

@@ -62,10 +62,10 @@ struct {
 	__type(value, __u32);
 } ml_vlans SEC(".maps");
 
-/* Number of the socket times ML_MAX_QUEUES plus queue to the XSK. */
+/* Number of the socket times ML_QUEUES_MAX plus queue to the XSK. */
 struct {
 	__uint(type, BPF_MAP_TYPE_XSKMAP);
-	__uint(max_entries, ML_MAX_SOCKETS *ML_MAX_QUEUES);
+	__uint(max_entries, ML_SOCKETS_MAX *ML_QUEUES_MAX);
 	__type(key, __u32);
 	__type(value, __u32);
 } ml_xsks SEC(".maps");
@@ -210,7 +210,7 @@ static __always_inline int find_socket(const struct ml_port *to,
 {
 	__u32 *socket = bpf_map_lookup_elem(&ml_ports, to);
 
-	if (!socket || *socket >= ML_MAX_SOCKETS)
+	if (!socket || *socket >= ML_SOCKETS_MAX)
 		return ML_XDP_NO_PORT;
 	if (!(sockets >> *socket & 1))
 		return ML_XDP_VLAN;
@@ -293,8 +293,8 @@ static __always_inline int take(struct xdp_md *ctx, __u64 length)
 	if (length > device->longest)
 		return pass(ML_XDP_LONG);
 	/* 8: to the lane of this queue; if there is none, to the kernel. */
-	index = socket * ML_MAX_QUEUES + ctx->rx_queue_index;
-	if (ctx->rx_queue_index >= ML_MAX_QUEUES ||
+	index = socket * ML_QUEUES_MAX + ctx->rx_queue_index;
+	if (ctx->rx_queue_index >= ML_QUEUES_MAX ||
 	    bpf_redirect_map(&ml_xsks, index, XDP_PASS) != XDP_REDIRECT)
 		return pass(ML_XDP_NO_LANE);
 	/* 9: the hint, which saves the lane the verification. */

@@ -96,7 +96,7 @@ impl EbpfSteer {
         let counts = PerCpuArray::try_from(map("ml_counts")?).map_err(wrong)?;
         let load = match (policy, map("ml_load")?) {
             (Steering::LeastLoaded, Map::Array(data)) => {
-                let words = abi::MAX_LANES * abi::LOAD_WORDS;
+                let words = abi::LANES_MAX * abi::LOAD_WORDS;
                 let mapped = SharedWords::new(data.fd().as_fd(), words);
                 Some(Arc::new(mapped.map_err(|err| bpf_error("cannot map the load of lanes", err))?))
             }

@@ -106,7 +106,7 @@ fn made_of_others(name: &str, parts: &str) -> Error {
 /// reserves some of them. The kernel does not report an XSK that cannot send: its frames stay in
 /// the TX ring.
 pub(super) fn usable_queues(queues: sys::Queues, reserved: u32) -> u32 {
-    queues.receive.min(queues.send.saturating_sub(reserved)).min(abi::MAX_QUEUES)
+    queues.receive.min(queues.send.saturating_sub(reserved)).min(abi::QUEUES_MAX)
 }
 
 /// True if the kernel would filter sources on a device (`rp_filter` 1) and another device is up,
@@ -267,7 +267,7 @@ mod tests {
         // virtio_net with two CPUs: two of its four queues are in use before the program is
         // attached.
         assert_eq!(usable(4, 4, 2), 2);
-        assert_eq!(usable(2000, 2000, 0), abi::MAX_QUEUES);
+        assert_eq!(usable(2000, 2000, 0), abi::QUEUES_MAX);
     }
 
     #[test]
