@@ -41,7 +41,7 @@ struct ml_table {
 struct ml_load {
 	__u64 steered; /* messages sent to the lane, by this program */
 	__u64 pad0[7];
-	__u64 taken; /* messages the lane has taken, by the lane's thread */
+	__u64 received; /* messages that the lane has received, by the lane's thread */
 	__u64 pad1[7];
 };
 
@@ -183,7 +183,7 @@ enum ml_rx_hint_kind {
 ML_ASSERT(sizeof(struct ml_table) == 8 + 4 * ML_TABLE_SIZE);
 ML_ASSERT(offsetof(struct ml_table, lane) == 4);
 ML_ASSERT(sizeof(struct ml_load) == 128);
-ML_ASSERT(offsetof(struct ml_load, taken) == 64);
+ML_ASSERT(offsetof(struct ml_load, received) == 64);
 ML_ASSERT(sizeof(struct ml_port) == 20);
 ML_ASSERT(offsetof(struct ml_port, port) == 16);
 ML_ASSERT(sizeof(struct ml_device) == 12);

@@ -135,7 +135,7 @@ static __always_inline __s64 depth(__u32 lane)
 {
 	struct ml_load *load = bpf_map_lookup_elem(&ml_load, &lane);
 
-	return load ? (__s64)(load->steered - load->taken) : 0;
+	return load ? (__s64)(load->steered - load->received) : 0;
 }
 
 /* The emptier of two different lanes picked at random (power of two choices). */

@@ -28,8 +28,8 @@ pub struct Table {
 
 /// Index of `steered` in the 64-bit words of a load (`struct ml_load`).
 pub const LOAD_STEERED: usize = 0;
-/// Index of `taken` in the 64-bit words of a load.
-pub const LOAD_TAKEN: usize = 8;
+/// Index of `received` in the 64-bit words of a load.
+pub const LOAD_RECEIVED: usize = 8;
 /// 64-bit words of one load.
 pub const LOAD_WORDS: usize = 16;
 

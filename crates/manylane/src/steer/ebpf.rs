@@ -123,7 +123,7 @@ impl EbpfSteer {
         if let Some(load) = &self.load {
             // The queue of a new lane is empty.
             let base = slot as usize * abi::LOAD_WORDS;
-            load.store(base + abi::LOAD_TAKEN, load.load(base + abi::LOAD_STEERED));
+            load.store(base + abi::LOAD_RECEIVED, load.load(base + abi::LOAD_STEERED));
         }
         match self.set(slot, fd) {
             Err(_) if !self.attached => {
