@@ -22,8 +22,8 @@
 #include "filter.h"
 #include "rx_hint.h"
 
-/* Set where a checksum may be unfinished: see is_unfinished. */
-const volatile __u8 ml_unfinished;
+/* Set where a checksum may be partial: see is_partial. */
+const volatile __u8 ml_may_be_partial;
 
 #define IP_FRAGMENT 0x3fff /* more fragments, or an offset */
 #define VLAN_ID 0x0fff
@@ -223,20 +223,20 @@ static __always_inline int find_socket(const struct ml_port *to,
 /*
  * 6: a frame from a kernel on this machine can be a GSO message (many datagrams
  * behind one header) that a device was to segment. The program cannot see that,
- * but the checksum is unfinished: the sum of the pseudo header alone. So is the
+ * but the checksum is partial: the sum of the pseudo header alone. So is the
  * finished checksum of one frame in 65,535, which is passed, too: verifying it
  * would accept one in as many GSO messages as a datagram.
  */
-static __always_inline int is_unfinished(const struct ml_addr *from,
-					 const struct ml_addr *to,
-					 const struct udphdr *udp)
+static __always_inline int is_partial(const struct ml_addr *from,
+				      const struct ml_addr *to,
+				      const struct udphdr *udp)
 {
 	const __u16 *one = (const __u16 *)from->ip;
 	const __u16 *two = (const __u16 *)to->ip;
 	__u32 sum = bpf_htons(IPPROTO_UDP) + udp->len;
 	int i;
 
-	if (!ml_unfinished)
+	if (!ml_may_be_partial)
 		return 0;
 		/* The ffff of a mapped address adds nothing. */
 #pragma unroll
@@ -287,8 +287,8 @@ static __always_inline int take(struct xdp_md *ctx, __u64 length)
 	reason = check_filter(socket, type == bpf_htons(ETH_P_IPV6), &from);
 	if (reason)
 		return verdict(reason, XDP_DROP);
-	if (is_unfinished(&from, &to.addr, udp))
-		return pass(ML_XDP_UNFINISHED);
+	if (is_partial(&from, &to.addr, udp))
+		return pass(ML_XDP_PARTIAL_CHECKSUM);
 	/* 7: an XSK would drop packets longer than its frames. */
 	if (length > device->longest)
 		return pass(ML_XDP_LONG);

@@ -145,7 +145,7 @@ pub const XDP_COUNTS: [&str; 12] = [
     "vlan",
     "not_udp",
     "complex",
-    "unfinished",
+    "partial_checksum",
     "no_port",
     "source",
     "long",

@@ -307,9 +307,9 @@ tags_taken_off() {
 # are left to the kernel.
 virtio() { # QUEUES LEFT
   ethtool -L eth0 combined "$1"
-  is "unfinished by the host before" "$(host unfinished tap0)" on
+  is "partial checksums by the host before" "$(host partial tap0)" on
   serve 10.77.0.2:7 --engine xdp --lanes "$1"
-  is "unfinished by the host meanwhile" "$(host unfinished tap0)" off
+  is "partial checksums by the host meanwhile" "$(host partial tap0)" off
   is "queues while the program is attached" "$(find /sys/class/net/eth0/queues/ -name "rx-*" | wc -l)" $(($1 + $2))
   for size in 0 64 65 512 1472; do
     is "answered of $size bytes" "$(from_host 10.77.0.2:7 500 echo --size $size)" "500 500 0 0"
@@ -319,13 +319,13 @@ virtio() { # QUEUES LEFT
   no_losses
   if [ "$2" -eq 0 ]; then counted delivered_by_bypass=2500; else grep "left to the kernel" /tmp/echo.err; fi
   is "queues with frames for lanes" "$(ethtool -S eth0 | grep -cE 'rx_?(queue_)?[0-9]+_xdp_redirects: [1-9]')" "$1"
-  is "unfinished by the host afterwards" "$(host unfinished tap0)" on
+  is "partial checksums by the host afterwards" "$(host partial tap0)" on
 }
 
 # Behind the driver frames are as the host left them: their datagrams are the kernel's.
 virtio_generic() {
   serve 10.77.0.2:7 --engine xdp --xdp-generic
-  is "unfinished by the host" "$(host unfinished tap0)" on
+  is "partial checksums by the host" "$(host partial tap0)" on
   is answered "$(from_host 10.77.0.2:7 500 echo)" "500 500 0 0"
   stop
   counted delivered_by_bypass=0 delivered=500
@@ -339,7 +339,7 @@ virtio_run() { # RP_FILTER: that of eth0 once the server runs
   manylane run --engine xdp --json-file /tmp/run.json -- server 7 block 2 10.77.0.2 0 >/tmp/run.err 2>&1 3>&- &
   server=$!
   (soon is_bound 0007) || lacks "this kernel does not support it"
-  is "unfinished by the host" "$(host unfinished tap0)" off
+  is "partial checksums by the host" "$(host partial tap0)" off
   echo "$1" >/proc/sys/net/ipv4/conf/eth0/rp_filter
   # Seen within four seconds, and of use: eth1 has an address, too.
   [ "$1" -eq 0 ] || sleep 5

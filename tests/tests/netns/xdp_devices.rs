@@ -275,7 +275,7 @@ fn netns_xdp_a_bridge_and_its_ports_are_refused() {
         assert!(err.to_string().contains(&format!("{device} is made of other devices ({ports})")), "{err}");
     }
     drop(open("br1", true).unwrap());
-    // Frames as on a wire, because behind the driver, frames with unfinished checksums are left to
+    // Frames as on a wire, because behind the driver, frames with partial checksums are left to
     // the kernel.
     a.set_checksums(0, false).unwrap();
     let serving = echo(b, open("br0", true).unwrap());

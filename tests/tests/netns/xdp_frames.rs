@@ -488,7 +488,7 @@ fn netns_xdp_multi_buffer_frames_are_received() {
 fn jumbo_echo(generic: bool) {
     let testbed = Testbed::new(&Layout { queues: 1, mtu: 9000, ..Layout::default() }).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
-    // Behind the driver, frames with unfinished checksums are left to the kernel.
+    // Behind the driver, frames with partial checksums are left to the kernel.
     a.set_checksums(0, !generic).unwrap();
     let options =
         |builder: &mut manylane::Builder| _ = builder.engine(Engine::Xdp).xdp_generic(generic).lanes(1);
@@ -499,21 +499,21 @@ fn jumbo_echo(generic: bool) {
         client.send(&pattern(round, len));
         client.expect(&pattern(round, len));
     }
-    let passed = frame_counts(&serving.handle)["unfinished"];
+    let passed = frame_counts(&serving.handle)["partial_checksum"];
     let total = serving.stop().unwrap().total();
     assert_eq!((total.delivered, total.sent, total.lost()), (200, 200, 0), "{total:#?}");
     // Fragments are left to the kernel; behind the driver, so are long frames. There, one checksum
-    // in 65,535 looks unfinished, of a short frame or a long one.
+    // in 65,535 looks partial, of a short frame or a long one.
     let by_xdp = if generic { 40 } else { 160 };
     let lowest = if generic { by_xdp - passed } else { by_xdp };
     assert!((lowest..=by_xdp).contains(&total.delivered_by_bypass), "{passed} passed: {total:#?}");
 }
 
-/// A finished checksum can have the value of an unfinished one. Behind the driver, where it cannot
+/// A finished checksum can have the value of a partial one. Behind the driver, where it cannot
 /// be known which it is, the kernel gets the datagram, and it arrives.
 #[test]
-fn netns_xdp_a_checksum_that_looks_unfinished_is_left_to_the_kernel() {
-    let name = "netns_xdp_a_checksum_that_looks_unfinished_is_left_to_the_kernel";
+fn netns_xdp_a_checksum_that_looks_partial_is_left_to_the_kernel() {
+    let name = "netns_xdp_a_checksum_that_looks_partial_is_left_to_the_kernel";
     let Some(testbed) = testbed(name, &Layout { queues: 1, ..Layout::default() }) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     for (generic, passed) in [(true, 1), (false, 0)] {
@@ -522,11 +522,11 @@ fn netns_xdp_a_checksum_that_looks_unfinished_is_left_to_the_kernel() {
         let serving = sink(b, open(b, b.ip4(0).into(), options));
         let to_server = |payload: u16| frame_to(a, b, serving.addr, &payload.to_be_bytes(), |_| ());
         // Of IPv4: the addresses, the protocol, and the length of UDP.
-        let looks_unfinished = |frame: &[u8]| {
+        let looks_partial = |frame: &[u8]| {
             let pseudo = [&frame[26..34], &[0, 17], &frame[38..40]].concat();
             frame[40..42] == (!checksum(&pseudo)).to_be_bytes()
         };
-        let found = (0..=u16::MAX).map(to_server).find(|frame| looks_unfinished(frame)).unwrap();
+        let found = (0..=u16::MAX).map(to_server).find(|frame| looks_partial(frame)).unwrap();
         let socket = sender(a);
         socket.send(&to_server(1)).unwrap();
         socket.send(&found).unwrap();
@@ -535,14 +535,14 @@ fn netns_xdp_a_checksum_that_looks_unfinished_is_left_to_the_kernel() {
         let seen = frame_counts(&serving.handle);
         let total = serving.stop().unwrap().total();
         assert_eq!((total.delivered, total.delivered_by_bypass), (3, 3 - passed), "{total:#?}");
-        assert_eq!((seen["redirected"], seen["unfinished"]), (3 - passed, passed), "{seen:?}");
+        assert_eq!((seen["redirected"], seen["partial_checksum"]), (3 - passed, passed), "{seen:?}");
     }
 }
 
 fn longer_frames(generic: bool, by_xdp: u64) {
     let testbed = Testbed::new(&Layout { queues: 1, mtu: 3000, ..Layout::default() }).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
-    // Always the same port, and so the same checksums: none that looks unfinished.
+    // Always the same port, and so the same checksums: none that looks partial.
     let ours = SocketAddr::new(b.ip4(0).into(), PORT);
     let serving = sink(b, xdp(b, ours, |builder| _ = builder.xdp_generic(generic).lanes(1)));
     let socket = sender(a);

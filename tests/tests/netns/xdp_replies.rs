@@ -237,7 +237,7 @@ fn netns_xdp_replies_match_the_header_writers_byte_for_byte() {
     }
 }
 
-/// Special checksums: none, an unfinished one, and zero.
+/// Special checksums: none, a partial one, and zero.
 #[test]
 fn netns_xdp_replies_always_have_a_checksum() {
     let name = "netns_xdp_replies_always_have_a_checksum";

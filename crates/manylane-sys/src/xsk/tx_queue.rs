@@ -18,7 +18,7 @@ const IDLE_KICKS_MAX: u32 = 2;
 /// Maximum credits and frames that are requested under one lock.
 const CREDIT_BATCH: u32 = 64;
 
-/// An unfinished checksum: the first byte of the packet that it covers, and the offset of the
+/// A partial checksum: the first byte of the packet that it covers, and the offset of the
 /// result from that byte.
 pub(super) type PartialChecksum = (u16, u16);
 

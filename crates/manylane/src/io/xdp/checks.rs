@@ -140,11 +140,11 @@ pub(super) fn warn_of_rp_filter(name: &str, is_named: bool) {
     }
 }
 
-/// True if a frame may arrive with an unfinished checksum, or as a GSO message, and the kernel has
+/// True if a frame may arrive with a partial checksum, or as a GSO message, and the kernel has
 /// to finish it. The drivers of NICs pass whole frames to XDP. tun does not: checksums that a
-/// guest leaves unfinished are finished behind it. In generic mode GRO messages are not split yet.
-/// False for veth in native mode, where lanes accept unfinished checksums.
-pub(super) fn may_be_unfinished(driver: &str, attach: AttachMode) -> bool {
+/// guest leaves partial are finished behind it. In generic mode GRO messages are not split yet.
+/// False for veth in native mode, where lanes accept partial checksums.
+pub(super) fn may_be_partial(driver: &str, attach: AttachMode) -> bool {
     attach == AttachMode::Generic || driver == "tun"
 }
 
@@ -252,11 +252,11 @@ mod tests {
     }
 
     #[test]
-    fn unfinished_checksums_of_tap_and_generic_xdp_pass_to_the_kernel() {
-        assert!(may_be_unfinished("tun", AttachMode::Native));
-        assert!(may_be_unfinished("ixgbe", AttachMode::Generic));
+    fn partial_checksums_of_tap_and_generic_xdp_pass_to_the_kernel() {
+        assert!(may_be_partial("tun", AttachMode::Native));
+        assert!(may_be_partial("ixgbe", AttachMode::Generic));
         for driver in ["ixgbe", "veth", "virtio_net", ""] {
-            assert!(!may_be_unfinished(driver, AttachMode::Native), "{driver}");
+            assert!(!may_be_partial(driver, AttachMode::Native), "{driver}");
         }
     }
 

@@ -48,7 +48,7 @@ pub(crate) struct Device {
     is_gone: AtomicBool,
     /// Its MAC address at the last refresh, in the lower six bytes.
     mac: AtomicU64,
-    /// A veth: frames from the kernel at the other end have unfinished checksums.
+    /// A veth: frames from the kernel at the other end have partial checksums.
     pub(crate) is_veth: bool,
     /// It completes checksums that TX metadata requests. Not virtio_net: the kernel builds its
     /// skbs without copying, and ignored the metadata on that path (seen on Linux 6.12).
@@ -104,10 +104,10 @@ impl Device {
         let before = sys::queues(&name).map_err(asking)?;
         let driver = sys::driver(&name).map_err(asking)?;
         checks::check_kind(&name, &driver, attach)?;
-        let unfinished = u8::from(checks::may_be_unfinished(&driver, attach));
+        let partial = u8::from(checks::may_be_partial(&driver, attach));
         let mut program = EbpfLoader::new()
             .btf(None)
-            .override_global("ml_unfinished", &unfinished, true)
+            .override_global("ml_may_be_partial", &partial, true)
             .map_max_entries("ml_wide", sources)
             .map_max_entries("ml_narrow", sources)
             .load(manylane_bpf::XDP)
