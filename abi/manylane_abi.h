@@ -141,18 +141,18 @@ struct ml_filter_drops {
  * frames were left to the kernel or dropped. Each frame is counted once.
  */
 enum ml_xdp_count {
-	ML_XDP_REDIRECTED = 0,	     /* to the XSK of a lane */
-	ML_XDP_OTHER_MAC = 1,	     /* not to this device's own address */
-	ML_XDP_VLAN = 2,	     /* a VLAN that no lane takes */
-	ML_XDP_NOT_UDP = 3,	     /* not IP, or not UDP */
-	ML_XDP_COMPLEX = 4,	     /* fragment, options, extensions */
-	ML_XDP_PARTIAL_CHECKSUM = 5, /* checksum looks partial: maybe GSO */
-	ML_XDP_NO_PORT = 6,	     /* UDP, but to no bound address and port */
-	ML_XDP_SOURCE = 7,   /* from an address that cannot be answered */
-	ML_XDP_LONG = 8,     /* longer than a frame of an XSK */
-	ML_XDP_NO_LANE = 9,  /* a queue that no lane serves */
-	ML_XDP_DENIED = 10,  /* dropped: from a prefix that is denied */
-	ML_XDP_LIMITED = 11, /* dropped: its source sends too much */
+	ML_XDP_REDIRECTED = 0,		/* to the XSK of a lane */
+	ML_XDP_OTHER_MAC = 1,		/* not to this device's own address */
+	ML_XDP_OTHER_VLAN = 2,		/* a VLAN that no lane takes */
+	ML_XDP_NOT_UDP = 3,		/* not IP, or not UDP */
+	ML_XDP_FRAGMENT_OR_OPTIONS = 4, /* fragment, options, extensions */
+	ML_XDP_PARTIAL_CHECKSUM = 5,	/* checksum looks partial: maybe GSO */
+	ML_XDP_NO_PORT = 6,    /* UDP, but to no bound address and port */
+	ML_XDP_BAD_SOURCE = 7, /* from an address that cannot be answered */
+	ML_XDP_TOO_LONG = 8,   /* longer than a frame of an XSK */
+	ML_XDP_NO_LANE = 9,    /* a queue that no lane serves */
+	ML_XDP_DENIED = 10,    /* dropped: from a prefix that is denied */
+	ML_XDP_LIMITED = 11,   /* dropped: its source sends too much */
 	ML_XDP_COUNTS = 12,
 };
 

@@ -165,11 +165,11 @@ static __always_inline int read_ip4(void **at, void *end, struct ml_addr *from,
 	    ip->protocol != IPPROTO_UDP)
 		return ML_XDP_NOT_UDP;
 	if (ip->ihl != 5 || (ip->frag_off & bpf_htons(IP_FRAGMENT)))
-		return ML_XDP_COMPLEX;
+		return ML_XDP_FRAGMENT_OR_OPTIONS;
 	source = bpf_ntohl(ip->saddr);
 	/* This network, loopback, multicast, reserved, broadcast. */
 	if (source >> 24 == 0 || source >> 24 == 127 || source >> 28 >= 14)
-		return ML_XDP_SOURCE;
+		return ML_XDP_BAD_SOURCE;
 	map_ip4(from, ip->saddr);
 	map_ip4(to, ip->daddr);
 	*at = ip + 1;
@@ -188,7 +188,7 @@ static __always_inline int read_ip6(void **at, void *end, struct ml_addr *from,
 		return ip->nexthdr == IPPROTO_TCP ||
 				       ip->nexthdr == IPPROTO_ICMPV6 ?
 			       ML_XDP_NOT_UDP :
-			       ML_XDP_COMPLEX;
+			       ML_XDP_FRAGMENT_OR_OPTIONS;
 	}
 	/*
 	 * Link-local (only the kernel knows the link) and multicast, fe00::/7,
@@ -196,7 +196,7 @@ static __always_inline int read_ip6(void **at, void *end, struct ml_addr *from,
 	 * comparison.
 	 */
 	if ((__u8)(ip->saddr.s6_addr[0] + 2) <= 2)
-		return ML_XDP_SOURCE;
+		return ML_XDP_BAD_SOURCE;
 	__builtin_memcpy(from->ip, &ip->saddr, sizeof(from->ip));
 	__builtin_memcpy(to->ip, &ip->daddr, sizeof(to->ip));
 	*at = ip + 1;
@@ -213,9 +213,9 @@ static __always_inline int find_socket(const struct ml_port *to,
 	if (!socket || *socket >= ML_SOCKETS_MAX)
 		return ML_XDP_NO_PORT;
 	if (!(sockets >> *socket & 1))
-		return ML_XDP_VLAN;
+		return ML_XDP_OTHER_VLAN;
 	if (bpf_map_lookup_elem(&ml_locals, from))
-		return ML_XDP_SOURCE;
+		return ML_XDP_BAD_SOURCE;
 	*number = *socket;
 	return 0;
 }
@@ -267,7 +267,7 @@ static __always_inline int take(struct xdp_md *ctx, __u64 length)
 	at = eth + 1;
 	type = skip_tags(&at, end, eth->h_proto, &sockets);
 	if (!type)
-		return pass(ML_XDP_VLAN);
+		return pass(ML_XDP_OTHER_VLAN);
 	if (type == bpf_htons(ETH_P_IP))
 		reason = read_ip4(&at, end, &from, &to.addr);
 	else if (type == bpf_htons(ETH_P_IPV6))
@@ -291,7 +291,7 @@ static __always_inline int take(struct xdp_md *ctx, __u64 length)
 		return pass(ML_XDP_PARTIAL_CHECKSUM);
 	/* 7: an XSK would drop packets longer than its frames. */
 	if (length > device->longest)
-		return pass(ML_XDP_LONG);
+		return pass(ML_XDP_TOO_LONG);
 	/* 8: to the lane of this queue; if there is none, to the kernel. */
 	index = socket * ML_QUEUES_MAX + ctx->rx_queue_index;
 	if (ctx->rx_queue_index >= ML_QUEUES_MAX ||

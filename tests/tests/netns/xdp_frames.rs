@@ -84,10 +84,10 @@ fn cases(a: &Host, b: &Host, to: SocketAddr) -> Vec<Case> {
         // From addresses that cannot be answered: our own; multicast.
         case(
             frame_to(a, b, to, b"?", |plan| plan.source = SocketAddr::new(b.ip(0, ipv6), 5)),
-            "source",
+            "bad_source",
             from_ourselves,
         ),
-        case(patched(&good, if ipv6 { 22 } else { 26 }, &[if ipv6 { 0xff } else { 0xe0 }]), "source", ""),
+        case(patched(&good, if ipv6 { 22 } else { 26 }, &[if ipv6 { 0xff } else { 0xe0 }]), "bad_source", ""),
         // Another IP version than the Ethernet type.
         case(patched(&good, 14, &[0x55]), "not_udp", ""),
         // To a closed port.
@@ -98,20 +98,20 @@ fn cases(a: &Host, b: &Host, to: SocketAddr) -> Vec<Case> {
         cases.push(case(patched(&good, 18, &far), "redirected", "malformed"));
         cases.push(case(patched(&good, 18, &[0, 4]), "redirected", "malformed"));
         // A fragment header without an end, and a chain of extension headers.
-        cases.push(case(patched(&good, 20, &[44]), "complex", ""));
-        cases.push(case(patched(&good, 20, &[60]), "complex", ""));
+        cases.push(case(patched(&good, 20, &[44]), "fragment_or_options", ""));
+        cases.push(case(patched(&good, 20, &[60]), "fragment_or_options", ""));
     } else {
         cases.push(case(patched(&good, sum, &[0, 0]), "redirected", "delivered"));
         cases.push(case(patched(&good, 24, &[good[24] ^ 1]), "redirected", "bad_checksum"));
         cases.push(case(fix_ip_checksum(patched(&good, 16, &far)), "redirected", "malformed"));
         cases.push(case(fix_ip_checksum(patched(&good, 16, &[0, 24])), "redirected", "malformed"));
         // A header of 16 bytes, a first fragment without others, and one with a large offset.
-        cases.push(case(patched(&good, 14, &[0x44]), "complex", ""));
-        cases.push(case(fix_ip_checksum(patched(&good, 20, &[0x20, 0])), "complex", ""));
-        cases.push(case(fix_ip_checksum(patched(&good, 20, &[0x1f, 0xff])), "complex", ""));
+        cases.push(case(patched(&good, 14, &[0x44]), "fragment_or_options", ""));
+        cases.push(case(fix_ip_checksum(patched(&good, 20, &[0x20, 0])), "fragment_or_options", ""));
+        cases.push(case(fix_ip_checksum(patched(&good, 20, &[0x1f, 0xff])), "fragment_or_options", ""));
         // Loopback and 0.0.0.0/8 as the sender.
-        cases.push(case(fix_ip_checksum(patched(&good, 26, &[127, 0, 0, 1])), "source", ""));
-        cases.push(case(fix_ip_checksum(patched(&good, 26, &[0, 0, 0, 0])), "source", ""));
+        cases.push(case(fix_ip_checksum(patched(&good, 26, &[127, 0, 0, 1])), "bad_source", ""));
+        cases.push(case(fix_ip_checksum(patched(&good, 26, &[0, 0, 0, 0])), "bad_source", ""));
     }
     cases
 }
@@ -156,7 +156,7 @@ fn netns_xdp_each_malformed_frame_of_a_flood_is_counted() {
         assert_eq!(total.arrived(), arrived, "{total:#?}");
         assert_eq!((total.sent, total.lost(), total.recv_errors), (all, 0, 0), "{total:#?}");
         assert_eq!(seen["redirected"], of("redirected") + ROUNDS, "{seen:?}");
-        for program in ["complex", "source", "long", "no_lane", "vlan"] {
+        for program in ["fragment_or_options", "bad_source", "too_long", "no_lane", "other_vlan"] {
             assert_eq!(seen[program], of(program), "{program}: {seen:?}");
         }
         // Kernels meanwhile send neighbour and ICMP messages.
@@ -200,11 +200,11 @@ fn input_cases(a: &Host, b: &Host, port: u16, strict: bool) -> Vec<InputCase> {
         judged("to 127.1.2.3", from(at("127.1.2.3"), a.ip4(0).into()), "no_port", false),
         judged("to ::1", from(at("::1"), a.ip6(0).into()), "no_port", false),
         judged("to a mapped address", from(mapped, a.ip6(0).into()), "redirected", false),
-        judged("from the broadcast address", from(to4, broadcast), "source", !strict),
-        judged("from 255.255.255.255", from(to4, [255; 4].into()), "source", false),
-        judged("from 0.0.0.0", from(to4, [0; 4].into()), "source", false),
-        judged("from ::1", from(to6, "::1".parse().unwrap()), "source", false),
-        judged("from a link-local address", from(to6, near), "source", true),
+        judged("from the broadcast address", from(to4, broadcast), "bad_source", !strict),
+        judged("from 255.255.255.255", from(to4, [255; 4].into()), "bad_source", false),
+        judged("from 0.0.0.0", from(to4, [0; 4].into()), "bad_source", false),
+        judged("from ::1", from(to6, "::1".parse().unwrap()), "bad_source", false),
+        judged("from a link-local address", from(to6, near), "bad_source", true),
         judged("cut by UDP", short, "redirected", true),
         judged("without hops left, IPv4", fix_ip_checksum(patched(&four, 22, &[0])), "redirected", true),
         judged("without hops left, IPv6", patched(&six, 21, &[0]), "redirected", true),
@@ -555,7 +555,7 @@ fn longer_frames(generic: bool, by_xdp: u64) {
     let seen = frame_counts(&serving.handle);
     let total = serving.stop().unwrap().total();
     assert_eq!(
-        (total.delivered, total.delivered_by_bypass, seen["long"]),
+        (total.delivered, total.delivered_by_bypass, seen["too_long"]),
         (40, by_xdp, 40 - by_xdp),
         "{total:#?}"
     );
