@@ -137,19 +137,19 @@ pub const RX_HINT_LEN: usize = 4;
 /// Length of the longest UDP datagram, with its header, that gets a hint.
 pub const RX_HINT_UDP_MAX: u16 = 72;
 
-/// Names of the XDP program's counters (`enum ml_xdp_count`), by index: redirected frames, and
-/// reasons for which frames were left to the kernel or dropped.
-pub const XDP_COUNTS: [&str; 12] = [
-    "redirected",
-    "other_mac",
-    "other_vlan",
-    "not_udp",
-    "fragment_or_options",
-    "partial_checksum",
-    "no_port",
-    "bad_source",
-    "too_long",
-    "no_lane",
-    "denied",
-    "limited",
+/// The XDP program's counters (`enum ml_xdp_count`), by index: redirected frames, and reasons for
+/// which frames were left to the kernel or dropped. Each has its name and its documentation.
+pub const XDP_COUNTS: [(&str, &str); 12] = [
+    ("redirected", "Redirected to the queue of a lane."),
+    ("other_mac", "Left to the kernel: not to the device's own hardware address."),
+    ("other_vlan", "Left to the kernel: a VLAN that the socket does not name."),
+    ("not_udp", "Left to the kernel: not IP, not UDP, or headers cut off."),
+    ("fragment_or_options", "Left to the kernel: a fragment, IPv4 options, or IPv6 extension headers."),
+    ("partial_checksum", "Left to the kernel: the checksum looks partial, so it may be a GSO message."),
+    ("no_port", "Left to the kernel: no socket has the address and port."),
+    ("bad_source", "Left to the kernel: from an address that cannot be answered, or of this machine."),
+    ("too_long", "Left to the kernel: longer than a lane's queue receives."),
+    ("no_lane", "Left to the kernel: no lane serves the queue."),
+    ("denied", "Dropped by the filter: from a denied prefix."),
+    ("limited", "Dropped by the filter: over a limit."),
 ];

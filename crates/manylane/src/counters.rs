@@ -322,33 +322,38 @@ impl Counters {
 mod tests {
     use super::*;
 
-    /// The tables of docs/operating.md are generated from the counters: `MANYLANE_WRITE_DOCS=1
-    /// cargo test -p manylane counters` writes them again.
+    /// Compares the table of `name` in a document with `rows`. `MANYLANE_WRITE_DOCS=1 cargo test -p
+    /// manylane counters` writes the table again.
+    fn check_table(document: &str, name: &str, column: &str, rows: &[(&str, &str)]) {
+        let path = format!("{}/../../docs/{document}", env!("CARGO_MANIFEST_DIR"));
+        let page = std::fs::read_to_string(&path).unwrap();
+        let rows: String = rows.iter().map(|(name, doc)| format!("| `{name}` | {doc} |\n")).collect();
+        let table = format!("\n| {column} | counts |\n|---|---|\n{rows}\n");
+        let start = format!("<!-- {name}: made of the code -->\n");
+        let (head, rest) = page.split_once(&start).unwrap();
+        let (shown, tail) = rest.split_once("<!-- end of counters -->\n").unwrap();
+        if std::env::var_os("MANYLANE_WRITE_DOCS").is_some() {
+            std::fs::write(path, [head, &start, &table, "<!-- end of counters -->\n", tail].concat())
+                .unwrap();
+        } else {
+            assert_eq!(shown, table, "MANYLANE_WRITE_DOCS=1 cargo test -p manylane counters writes it anew");
+        }
+    }
+
     #[test]
     fn operating_docs_describe_every_counter() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operating.md");
-        let mut page = std::fs::read_to_string(path).unwrap();
-        for (side, classes) in
-            [("receiving", [Class::Recv, Class::RecvLoss]), ("sending", [Class::Send, Class::SendLoss])]
-        {
-            let mut table = String::from("\n| counter | counts |\n|---|---|\n");
-            for row in LaneCounters::TABLE.iter().filter(|row| classes.contains(&row.class)) {
-                table += &format!("| `{}` | {} |\n", row.name, row.doc());
-            }
-            table.push('\n');
-            let start = format!("<!-- counters of {side}: made of the code -->\n");
-            let (head, rest) = page.split_once(&start).unwrap();
-            let (shown, tail) = rest.split_once("<!-- end of counters -->\n").unwrap();
-            if std::env::var_os("MANYLANE_WRITE_DOCS").is_none() {
-                assert_eq!(
-                    shown, table,
-                    "MANYLANE_WRITE_DOCS=1 cargo test -p manylane counters writes it anew"
-                );
-            }
-            page = [head, &start, &table, "<!-- end of counters -->\n", tail].concat();
+        for (name, classes) in [
+            ("counters of receiving", [Class::Recv, Class::RecvLoss]),
+            ("counters of sending", [Class::Send, Class::SendLoss]),
+        ] {
+            let rows = LaneCounters::TABLE.iter().filter(|row| classes.contains(&row.class));
+            let rows: Vec<_> = rows.map(|row| (row.name, row.doc())).collect();
+            check_table("operating.md", name, "counter", &rows);
         }
-        if std::env::var_os("MANYLANE_WRITE_DOCS").is_some() {
-            std::fs::write(path, page).unwrap();
-        }
+    }
+
+    #[test]
+    fn xdp_docs_describe_every_outcome() {
+        check_table("xdp.md", "counters of outcomes", "outcome", &manylane_bpf::abi::XDP_COUNTS);
     }
 }

@@ -414,7 +414,7 @@ impl Device {
         self.maps().vlans.iter().filter(|entry| entry.as_ref().unwrap().1 & 1 << socket != 0).count()
     }
 
-    /// Counts of the program, by the names of [`abi::XDP_COUNTS`].
+    /// Counts of the program, in the order of [`abi::XDP_COUNTS`].
     pub(crate) fn counts(&self) -> [u64; abi::XDP_COUNTS.len()] {
         let maps = self.maps();
         std::array::from_fn(|index| {

@@ -109,10 +109,10 @@ impl EngineShared for XdpControl {
 }
 
 fn device_counts(devices: &[(Arc<Device>, SocketIndex)]) -> Vec<(String, &'static str, u64)> {
-    let names = manylane_bpf::abi::XDP_COUNTS;
+    let counts = manylane_bpf::abi::XDP_COUNTS;
     let of = |device: &Arc<Device>| {
         let name = device.name.clone();
-        names.into_iter().zip(device.counts()).map(move |(what, count)| (name.clone(), what, count))
+        counts.into_iter().zip(device.counts()).map(move |((outcome, _), n)| (name.clone(), outcome, n))
     };
     devices.iter().flat_map(|(device, _)| of(device)).collect()
 }
