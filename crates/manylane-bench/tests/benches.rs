@@ -147,8 +147,8 @@ fn netns_traffic_arrives_over_every_interface() {
     for kind in Kind::ALL {
         let shares = check_all_done_around(&mut setup, kind, (Work::Count, 2), shares);
         // The links take turns, in two runs that end anywhere.
-        let (least, most) = (shares.iter().min().unwrap(), shares.iter().max().unwrap());
-        assert!(*least > 100 && most - least <= 2, "{kind}: {shares:?}");
+        let (min, max) = (shares.iter().min().unwrap(), shares.iter().max().unwrap());
+        assert!(*min > 100 && max - min <= 2, "{kind}: {shares:?}");
         check_all_done(&mut setup, kind, Work::Echo, 2);
     }
 }

@@ -312,11 +312,11 @@ impl Builder {
 }
 
 /// `value`, if it is in range.
-pub(crate) fn check_range(name: &str, value: usize, most: usize) -> Result<usize> {
-    if (1..=most).contains(&value) {
+pub(crate) fn check_range(name: &str, value: usize, max: usize) -> Result<usize> {
+    if (1..=max).contains(&value) {
         Ok(value)
     } else {
-        Err(Error::new(ErrorKind::Config, format!("invalid {name} {value}: expected 1 to {most}")))
+        Err(Error::new(ErrorKind::Config, format!("invalid {name} {value}: expected 1 to {max}")))
     }
 }
 

@@ -138,7 +138,7 @@ pub(crate) fn is_balanced(handle: &Handle, device: &str, queues: u32) -> bool {
         lanes.iter().map(|lane| served.iter().filter(|queue| queue.lane == *lane).count()).collect();
     numbers == (0..queues).collect::<Vec<_>>()
         && each.iter().sum::<usize>() == served.len()
-        && each.iter().max().zip(each.iter().min()).is_some_and(|(most, least)| most - least <= 1)
+        && each.iter().max().zip(each.iter().min()).is_some_and(|(max, min)| max - min <= 1)
 }
 
 /// The address of `host` on its first link, with a port selected by the kernel.

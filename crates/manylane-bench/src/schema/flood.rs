@@ -177,7 +177,7 @@ impl FloodRow {
             .filter_map(|seen| seen.memory.as_ref())
             .flat_map(|seen| seen.rss_kib.clone())
             .collect();
-        let grown = rss.iter().max().zip(rss.first()).map(|(most, first)| *most as i64 - *first as i64);
+        let grown = rss.iter().max().zip(rss.first()).map(|(max, first)| *max as i64 - *first as i64);
         Self {
             part: part.into(),
             variant: variant.into(),

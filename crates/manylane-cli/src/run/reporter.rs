@@ -321,10 +321,10 @@ const ROWS_MAX: usize = 40;
 
 /// The receivers with the most datagrams, in the order of their appearance.
 fn table(receivers: &[Receiver]) -> Table {
-    let mut most: Vec<(usize, &Receiver)> = receivers.iter().enumerate().collect();
-    most.sort_by_key(|(at, one)| (std::cmp::Reverse(one.delivered), *at));
-    most.truncate(ROWS_MAX);
-    most.sort_by_key(|(at, _)| *at);
+    let mut rows: Vec<(usize, &Receiver)> = receivers.iter().enumerate().collect();
+    rows.sort_by_key(|(at, one)| (std::cmp::Reverse(one.delivered), *at));
+    rows.truncate(ROWS_MAX);
+    rows.sort_by_key(|(at, _)| *at);
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     table.set_header([
@@ -337,7 +337,7 @@ fn table(receivers: &[Receiver]) -> Table {
         "of other lanes",
         "sent",
     ]);
-    for (_, one) in most {
+    for (_, one) in rows {
         let per_call = if one.batches > 0 { one.delivered as f64 / one.batches as f64 } else { 0.0 };
         table.add_row([
             one.socket.clone(),

@@ -190,18 +190,18 @@ impl View {
     }
 
     pub(super) fn sort(&mut self, by: Sort) {
-        let most = |a: f64, b: f64| b.partial_cmp(&a).unwrap_or(Ordering::Equal);
+        let descending = |a: f64, b: f64| b.partial_cmp(&a).unwrap_or(Ordering::Equal);
         // The sort is stable: equal rows stay in the order of lanes.
         self.rows.sort_by(|a, b| match by {
             Sort::Lane => Ordering::Equal,
-            Sort::Delivered => most(a.delivered_pps, b.delivered_pps),
-            Sort::Lost => most(a.lost_pps, b.lost_pps),
-            Sort::Cpu => most(a.cpu.unwrap_or(0.0), b.cpu.unwrap_or(0.0)),
+            Sort::Delivered => descending(a.delivered_pps, b.delivered_pps),
+            Sort::Lost => descending(a.lost_pps, b.lost_pps),
+            Sort::Cpu => descending(a.cpu.unwrap_or(0.0), b.cpu.unwrap_or(0.0)),
         });
     }
 
     /// The text form: a few tables.
-    pub(super) fn text(&self, most: usize) -> String {
+    pub(super) fn text(&self, rows_max: usize) -> String {
         let mut text = String::new();
         if self.rows.is_empty() {
             text.push_str(NO_LANES_MESSAGE);
@@ -210,15 +210,15 @@ impl View {
             let mut table = Table::new();
             table.load_style(presets::NOTHING);
             table.set_header(TABLE_HEADER);
-            for row in self.rows.iter().take(most) {
+            for row in self.rows.iter().take(rows_max) {
                 table.add_row(row.cells());
             }
             for column in table.column_iter_mut().skip(2) {
                 column.set_cell_alignment(CellAlignment::Right);
             }
             text += &format!("{table}\n");
-            if self.rows.len() > most {
-                text += &format!("and {} more (--rows)\n", self.rows.len() - most);
+            if self.rows.len() > rows_max {
+                text += &format!("and {} more (--rows)\n", self.rows.len() - rows_max);
             }
         }
         for row in self.rows.iter().filter(|row| !row.lost.is_empty()) {

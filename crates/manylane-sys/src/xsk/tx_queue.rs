@@ -187,8 +187,8 @@ impl TxQueue {
         len: usize,
         checksum: Option<PartialChecksum>,
     ) -> bool {
-        let (addr, most) = self.tx_area(frame);
-        let fits = len > 0 && len <= most && self.is_allocated(frame);
+        let (addr, len_max) = self.tx_area(frame);
+        let fits = len > 0 && len <= len_max && self.is_allocated(frame);
         if !fits
             || !self.can_offload_csum(checksum, addr, len as u32)
             || !self.push_desc(frame, addr, len as u32, checksum)
