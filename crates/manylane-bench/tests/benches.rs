@@ -357,7 +357,7 @@ fn netns_every_part_of_a_flood_is_measured() {
                 (row.part == "clients").then_some(200),
                 "{what}"
             );
-            let watched: Vec<&str> = seen.pauses.iter().map(|pauses| &*pauses.who).collect();
+            let watched: Vec<&str> = seen.pauses.iter().map(|pauses| &*pauses.thread).collect();
             match &*row.part {
                 "clients" => assert!(watched.is_empty(), "{what}"),
                 "program" => {

@@ -180,8 +180,8 @@ fn each_part_of_a_flood_has_its_figures() {
         });
         FloodRow::from_samples(part, variant, "lane/xdp", 32, samples.collect())
     };
-    let pauses = |who: &str, longest_ms: f64, longest_apart_ms| FloodPauses {
-        who: who.into(),
+    let pauses = |thread: &str, longest_ms: f64, longest_apart_ms| FloodPauses {
+        thread: thread.into(),
         seconds: 1.0,
         longest_ms,
         longest_unstolen_ms: Some(11.5),
