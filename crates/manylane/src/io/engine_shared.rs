@@ -1,4 +1,4 @@
-//! What the lanes of a socket share of their engine.
+//! The part of an engine that the lanes of a socket share.
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -14,7 +14,7 @@ use crate::counters::LaneId;
 use crate::error::Result;
 use crate::lane_shared::LaneShared;
 
-/// What the lanes of a socket share of their engine. Lanes call it when they open and close, and
+/// The part of an engine that the lanes of a socket share. Lanes call it when they open and close, and
 /// other threads at any time. The defaults are for an engine that shares nothing.
 pub(crate) trait EngineShared: Send + Sync {
     /// Sets the engine's own options of a kernel socket. Called once for each socket, and not for a

@@ -10,7 +10,7 @@ use crate::error::Result;
 
 /// Operations of a lane's engine. The defaults are for engines without special needs.
 pub(super) trait LaneIo {
-    /// What the lane was granted; the same for its life.
+    /// The features that the lane was granted; the same for its life.
     fn capabilities(&self) -> Capabilities;
 
     /// Receives a batch of queued datagrams; it may be empty.

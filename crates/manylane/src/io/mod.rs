@@ -108,7 +108,7 @@ pub(crate) fn open(config: &Config, addr: SocketAddr) -> Result<Arc<dyn SocketEn
     })
 }
 
-/// What the lanes of a socket share of their engine.
+/// The part of an engine that the lanes of a socket share.
 pub(crate) trait SocketEngine: EngineShared {
     /// Makes the engine of one lane.
     fn new_lane(self: Arc<Self>, new: NewLane<'_>) -> Result<Io>;

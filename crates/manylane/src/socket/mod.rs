@@ -99,7 +99,7 @@ impl Socket {
         self.handle().steering()
     }
 
-    /// What the engine was granted on all lanes that the socket was opened with: where they
+    /// The features that the engine was granted on all lanes that the socket was opened with: where they
     /// differ, the weakest value. A lane that is added later has its own:
     /// [`Lane::capabilities`].
     #[must_use]
