@@ -122,8 +122,9 @@ impl Epoll {
             tv_nsec: libc::c_long::from(timeout.subsec_nanos() as i32),
         };
         // rustix waits for whole milliseconds, unless the timeout is longer than an int has.
-        // SAFETY: the kernel writes at most `events_max` events into the vector, which has that many; it
-        // reads `time`, which lives across the call; a null signal mask leaves the mask alone.
+        // SAFETY: the kernel writes at most `events_max` events into the vector, which has that
+        // many; it reads `time`, which lives across the call; a null signal mask leaves the mask
+        // alone.
         let ready = unsafe {
             libc::syscall(
                 libc::SYS_epoll_pwait2,

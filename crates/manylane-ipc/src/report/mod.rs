@@ -55,7 +55,7 @@ macro_rules! receiver_counters {
             delivered;
             /// Bytes of the datagrams returned to the program.
             delivered_bytes;
-            /// Receive calls that returned datagrams. A datagram that an earlier call fetched needs none.
+            /// Receive calls that returned datagrams. A prefetched datagram needs none.
             batches;
             /// Delivered datagrams that were in the lane of another thread.
             delivered_from_other_lanes;

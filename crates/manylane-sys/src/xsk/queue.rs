@@ -86,8 +86,8 @@ impl<W: RingWakeup> Queue<W> {
         })
     }
 
-    /// Begins a batch of up to `frames_max` packets (and up to [`QueueOptions::batch`]), and returns
-    /// their number.
+    /// Begins a batch of up to `frames_max` packets (and up to [`QueueOptions::batch`]), and
+    /// returns their number.
     ///
     /// Ends the previous batch: its frames are free, or being sent. Reclaims sent frames, and
     /// gives the kernel frames to receive into.

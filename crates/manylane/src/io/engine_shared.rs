@@ -14,8 +14,8 @@ use crate::counters::LaneId;
 use crate::error::Result;
 use crate::lane_shared::LaneShared;
 
-/// The part of an engine that the lanes of a socket share. Lanes call it when they open and close, and
-/// other threads at any time. The defaults are for an engine that shares nothing.
+/// The part of an engine that the lanes of a socket share. Lanes call it when they open and close,
+/// and other threads at any time. The defaults are for an engine that shares nothing.
 pub(crate) trait EngineShared: Send + Sync {
     /// Sets the engine's own options of a kernel socket. Called once for each socket, and not for a
     /// parked one that serves another lane: the process may have dropped its privileges by then.

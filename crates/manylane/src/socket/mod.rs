@@ -99,8 +99,8 @@ impl Socket {
         self.handle().steering()
     }
 
-    /// The features that the engine was granted on all lanes that the socket was opened with: where they
-    /// differ, the weakest value. A lane that is added later has its own:
+    /// The features that the engine was granted on all lanes that the socket was opened with:
+    /// where they differ, the weakest value. A lane that is added later has its own:
     /// [`Lane::capabilities`].
     #[must_use]
     pub fn capabilities(&self) -> Capabilities {
