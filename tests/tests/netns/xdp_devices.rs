@@ -182,12 +182,12 @@ fn netns_xdp_a_recreated_device_is_reattached() {
 }
 
 #[test]
-fn netns_xdp_a_device_back_from_another_namespace_is_reattached() {
+fn netns_xdp_a_returned_device_is_attached_again() {
     let send = |from: &Host, to: &Host| {
         from.ip_batch(&format!("link set dev {DEVICE} netns {}\n", to.namespace().path())).unwrap();
     };
     check_link_removal(
-        "netns_xdp_a_device_back_from_another_namespace_is_reattached",
+        "netns_xdp_a_returned_device_is_attached_again",
         |b, testbed| send(b, testbed.host(2)),
         |b, testbed| {
             send(testbed.host(2), b);

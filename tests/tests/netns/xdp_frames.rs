@@ -276,8 +276,8 @@ fn reverse_path_drops(host: &Host) -> u64 {
 /// Takes 12 s: 27 sockets, and three changes of a sysctl, which has no event: a refresh every four
 /// seconds finds them.
 #[test]
-fn netns_xdp_sources_behind_another_device_are_left_to_rp_filter() {
-    let name = "netns_xdp_sources_behind_another_device_are_left_to_rp_filter";
+fn netns_xdp_sources_of_another_device_are_left_to_rp_filter() {
+    let name = "netns_xdp_sources_of_another_device_are_left_to_rp_filter";
     let layout = Layout { hosts: 3, links: vec![(0, 1), (2, 1)], queues: 1, ..Layout::default() };
     let Some(testbed) = testbed(name, &layout) else { return };
     let (a, b, c) = (testbed.host(0), testbed.host(1), testbed.host(2));
@@ -512,8 +512,8 @@ fn jumbo_echo(generic: bool) {
 /// A finished checksum can have the value of a partial one. Behind the driver, where it cannot
 /// be known which it is, the kernel gets the datagram, and it arrives.
 #[test]
-fn netns_xdp_a_checksum_that_looks_partial_is_left_to_the_kernel() {
-    let name = "netns_xdp_a_checksum_that_looks_partial_is_left_to_the_kernel";
+fn netns_xdp_a_seemingly_partial_checksum_goes_to_the_kernel() {
+    let name = "netns_xdp_a_seemingly_partial_checksum_goes_to_the_kernel";
     let Some(testbed) = testbed(name, &Layout { queues: 1, ..Layout::default() }) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     for (generic, passed) in [(true, 1), (false, 0)] {

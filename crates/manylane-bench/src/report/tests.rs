@@ -44,7 +44,7 @@ fn page<R: Figures + Clone>(schema: &str, rows: &[R], plots: usize, lines: usize
 }
 
 #[test]
-fn costs_are_compared_with_the_cheapest_baseline_of_as_many_threads() {
+fn costs_are_compared_with_the_cheapest_equal_baseline() {
     let row = |receiver: &str, threads, cost: f64| {
         let samples = (0..5).map(|round| sample(round, cost + round as f64)).collect();
         let row = BenchRow::from_samples(receiver, threads, threads, 10, samples);

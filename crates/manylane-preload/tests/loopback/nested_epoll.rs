@@ -38,7 +38,7 @@ fn loopback_nested_epoll_reports_queued_datagrams() {
 }
 
 #[test]
-fn loopback_nested_epoll_reports_queued_datagrams_edge_triggered() {
+fn loopback_edge_triggered_nested_epoll_reports_datagrams() {
     assert_reported("edge", "reported 1 times, received 28\nthen 0, 0, 0\nlater 1, 1\n");
 }
 

@@ -98,8 +98,8 @@ fn loopback_each_reply_returns_or_is_lost_by_a_fault() {
 }
 
 #[test]
-fn loopback_refused_sends_are_retried_or_counted_with_their_reason() {
-    for engine in kernel_engines("loopback_refused_sends_are_retried_or_counted_with_their_reason") {
+fn loopback_refused_sends_are_retried_or_counted_by_reason() {
+    for engine in kernel_engines("loopback_refused_sends_are_retried_or_counted_by_reason") {
         let (mut lane, injector, client) = loopback_lane(engine, 3);
         let to = client.local_addr().unwrap();
         refuse_sends(&mut lane, &injector, to);
