@@ -228,7 +228,7 @@ mod tests {
             !page.contains("_thread{")
                 && !page.contains("_ring_")
                 && !page.contains("lane=\"closed\"")
-                && !page.contains("xdp_frames"),
+                && !page.contains("device_frames"),
             "{page}"
         );
     }
