@@ -11,11 +11,11 @@
 #include <stddef.h>
 
 /* Slots of the socket array: lanes that can be open at one time. */
-#define ML_MAX_LANES 256
+#define ML_LANES_MAX 256
 /* Entries of the steering table; a power of two. */
 #define ML_TABLE_SIZE 1024
 /* Bytes of payload that a key can span. */
-#define ML_MAX_KEY 64
+#define ML_KEY_MAX 64
 
 /* Steering policies; the numbers are the order of Steering in Rust. */
 enum ml_policy {
@@ -41,7 +41,7 @@ struct ml_table {
 struct ml_load {
 	__u64 steered; /* messages sent to the lane, by this program */
 	__u64 pad0[7];
-	__u64 taken; /* messages the lane has taken, by the lane's thread */
+	__u64 received; /* messages that the lane has received, by the lane's thread */
 	__u64 pad1[7];
 };
 
@@ -53,8 +53,8 @@ enum ml_steer_count {
 };
 
 /* Queues of one device that XDP serves, and sockets that may share a device. */
-#define ML_MAX_QUEUES 128
-#define ML_MAX_SOCKETS 16
+#define ML_QUEUES_MAX 128
+#define ML_SOCKETS_MAX 16
 
 /* An address that a socket receives at. IPv4 is mapped (::ffff:a.b.c.d). */
 struct ml_addr {
@@ -76,9 +76,9 @@ struct ml_device {
 };
 
 /* Limits that one socket may have at a time. */
-#define ML_LIMITS 2
+#define ML_LIMITS_MAX 2
 /* Prefixes that the sockets of one device can have together. */
-#define ML_MAX_RULES 16384
+#define ML_RULES_MAX 16384
 
 /* Address families in the keys of rules and buckets. */
 enum ml_family {
@@ -102,7 +102,7 @@ struct ml_limit {
 struct ml_filter {
 	__u32 rules;	  /* 1 if it has prefixes, else 0 */
 	__u32 generation; /* of its limits; each generation has its own buckets */
-	struct ml_limit limit[ML_LIMITS]; /* the widest first */
+	struct ml_limit limit[ML_LIMITS_MAX]; /* the widest first */
 };
 
 /* A prefix of a socket. The key of a trie: bits that count, then the bits. */
@@ -141,15 +141,15 @@ struct ml_filter_drops {
  * frames were left to the kernel or dropped. Each frame is counted once.
  */
 enum ml_xdp_count {
-	ML_XDP_REDIRECTED = 0, /* to the XSK of a lane */
-	ML_XDP_OTHER_MAC = 1,  /* not to this device's own address */
-	ML_XDP_VLAN = 2,       /* a VLAN that no lane takes */
-	ML_XDP_NOT_UDP = 3,    /* not IP, or not UDP */
-	ML_XDP_COMPLEX = 4,    /* fragment, options, extensions */
-	ML_XDP_UNFINISHED = 5, /* checksum looks unfinished: maybe GSO */
+	ML_XDP_REDIRECTED = 0,		/* to the XSK of a lane */
+	ML_XDP_OTHER_MAC = 1,		/* not to this device's own address */
+	ML_XDP_OTHER_VLAN = 2,		/* a VLAN that no lane takes */
+	ML_XDP_NOT_UDP = 3,		/* not IP, or not UDP */
+	ML_XDP_FRAGMENT_OR_OPTIONS = 4, /* fragment, options, extensions */
+	ML_XDP_PARTIAL_CHECKSUM = 5,	/* checksum looks partial: maybe GSO */
 	ML_XDP_NO_PORT = 6,    /* UDP, but to no bound address and port */
-	ML_XDP_SOURCE = 7,     /* from an address that cannot be answered */
-	ML_XDP_LONG = 8,       /* longer than a frame of an XSK */
+	ML_XDP_BAD_SOURCE = 7, /* from an address that cannot be answered */
+	ML_XDP_TOO_LONG = 8,   /* longer than a frame of an XSK */
 	ML_XDP_NO_LANE = 9,    /* a queue that no lane serves */
 	ML_XDP_DENIED = 10,    /* dropped: from a prefix that is denied */
 	ML_XDP_LIMITED = 11,   /* dropped: its source sends too much */
@@ -183,14 +183,14 @@ enum ml_rx_hint_kind {
 ML_ASSERT(sizeof(struct ml_table) == 8 + 4 * ML_TABLE_SIZE);
 ML_ASSERT(offsetof(struct ml_table, lane) == 4);
 ML_ASSERT(sizeof(struct ml_load) == 128);
-ML_ASSERT(offsetof(struct ml_load, taken) == 64);
+ML_ASSERT(offsetof(struct ml_load, received) == 64);
 ML_ASSERT(sizeof(struct ml_port) == 20);
 ML_ASSERT(offsetof(struct ml_port, port) == 16);
 ML_ASSERT(sizeof(struct ml_device) == 12);
 ML_ASSERT(offsetof(struct ml_device, longest) == 8);
 ML_ASSERT(sizeof(struct ml_limit) == 48);
 ML_ASSERT(offsetof(struct ml_limit, mask) == 16);
-ML_ASSERT(sizeof(struct ml_filter) == 8 + 48 * ML_LIMITS);
+ML_ASSERT(sizeof(struct ml_filter) == 8 + 48 * ML_LIMITS_MAX);
 ML_ASSERT(offsetof(struct ml_filter, limit) == 8);
 ML_ASSERT(sizeof(struct ml_rule) == 24);
 ML_ASSERT(offsetof(struct ml_rule, ip) == 8);

@@ -34,7 +34,7 @@ struct mll_queue {
 	__u32 frames;	      /* in its memory */
 	__u32 umem_ring_size; /* entries of the fill and of the completion ring */
 	__u32 ring_size;      /* entries of the RX and of the TX ring */
-	__u32 is_veth;	      /* not 0: checksums may be unfinished */
+	__u32 is_veth;	      /* not 0: checksums may be partial */
 	__u32 lease_id;	      /* 1..65535 */
 };
 

@@ -19,7 +19,7 @@
 #include <stddef.h>
 
 #define MLS_MAGIC 0x48534c4d /* "MLSH" */
-#define MLS_VERSION 3
+#define MLS_VERSION 4
 /* Slots of receivers. */
 #define MLS_RECEIVERS 1024
 /* Slots of reasons; those without a name are zero. */
@@ -96,16 +96,16 @@ struct mls_receiver {
 	__u32 tid;
 	__u32 lane; /* current lane; MLS_NO_LANE if none */
 	struct mls_addr addr;
-	__u64 rx_datagrams;
-	__u64 rx_bytes;
-	__u64 rx_batches; /* calls of the program that returned datagrams */
-	__u64 rx_from_other_lanes; /* of rx_datagrams: from another thread's lane */
-	__u64 rx_frames;	   /* of rx_datagrams: by engine xdp */
-	__u64 rx_bad_frames;	   /* dropped: malformed, or a wrong checksum */
-	__u64 tx_datagrams;
-	__u64 tx_bytes;
-	__u64 tx_batches;
-	__u64 tx_frames;
+	__u64 delivered;
+	__u64 delivered_bytes;
+	__u64 batches; /* receive calls that returned datagrams */
+	__u64 delivered_from_other_lanes; /* of delivered: from another thread's lane */
+	__u64 delivered_by_bypass; /* of delivered: past the kernel's stack */
+	__u64 bad_frames;	   /* dropped: malformed, or a wrong checksum */
+	__u64 sent;
+	__u64 sent_bytes;
+	__u64 send_calls;
+	__u64 sent_by_bypass;
 	__u64 inode; /* of the kernel socket of its lane; 0 if not known */
 };
 
@@ -132,9 +132,9 @@ MLS_ASSERT(sizeof(struct mls_reason) == 64);
 MLS_ASSERT(offsetof(struct mls_reason, last_addr) == 16);
 MLS_ASSERT(sizeof(struct mls_receiver) == 128);
 MLS_ASSERT(offsetof(struct mls_receiver, addr) == 16);
-MLS_ASSERT(offsetof(struct mls_receiver, rx_datagrams) == 40);
-MLS_ASSERT(offsetof(struct mls_receiver, rx_from_other_lanes) == 64);
-MLS_ASSERT(offsetof(struct mls_receiver, tx_frames) == 112);
+MLS_ASSERT(offsetof(struct mls_receiver, delivered) == 40);
+MLS_ASSERT(offsetof(struct mls_receiver, delivered_from_other_lanes) == 64);
+MLS_ASSERT(offsetof(struct mls_receiver, sent_by_bypass) == 112);
 MLS_ASSERT(offsetof(struct mls_receiver, inode) == 120);
 MLS_ASSERT(offsetof(struct mls_report, receiver) == 64 + 64 * MLS_REASONS);
 

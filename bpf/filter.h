@@ -24,14 +24,14 @@
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, ML_MAX_SOCKETS);
+	__uint(max_entries, ML_SOCKETS_MAX);
 	__type(key, __u32);
 	__type(value, struct ml_filter);
 } ml_filters SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(max_entries, ML_MAX_RULES);
+	__uint(max_entries, ML_RULES_MAX);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct ml_rule);
 	__type(value, __u32);
@@ -58,7 +58,7 @@ struct {
 /* Drops of each socket, by its number. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, ML_MAX_SOCKETS);
+	__uint(max_entries, ML_SOCKETS_MAX);
 	__type(key, __u32);
 	__type(value, struct ml_filter_drops);
 } ml_filter_drops SEC(".maps");

@@ -25,12 +25,12 @@ const volatile __u16 first_port; /* the first one; no overflow */
 const volatile __u8 ipv6;
 const volatile __u8 scattered; /* sources at random from 5.0.0.0/8, IPv4 */
 
-#define MAX_WAYS 64
+#define WAYS_MAX 64
 
 /* A device, and the headers of what leaves by it. */
 struct ml_way {
-	__u32 device;	  /* its index */
-	__u16 unfinished; /* checksum's sum with source port 0 */
+	__u32 device;  /* its index */
+	__u16 partial; /* checksum's sum with source port 0 */
 	__u16 pad;
 	/* Ethernet, IP and UDP header; source port and checksum are blank. */
 	__u8 head[64];
@@ -76,7 +76,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, MAX_WAYS);
+	__uint(max_entries, WAYS_MAX);
 	__type(key, __u32);
 	__type(value, struct ml_way);
 } generator_ways SEC(".maps");
@@ -124,9 +124,9 @@ static __always_inline __u16 next_port(struct ml_generator *state, __u32 *way)
 }
 
 /* 3: the checksum, of which only the source port was missing. */
-static __always_inline __u16 finish_checksum(__u16 unfinished, __u16 port)
+static __always_inline __u16 finish_checksum(__u16 partial, __u16 port)
 {
-	__u32 sum = (__u32)unfinished + port;
+	__u32 sum = (__u32)partial + port;
 
 	sum = (sum & 0xffff) + (sum >> 16);
 	sum = ~sum & 0xffff;
@@ -181,7 +181,7 @@ static __always_inline int fill(struct xdp_md *ctx, struct ml_generator *state,
 	__builtin_memcpy(frame, out->head, length);
 	*(__u16 *)(frame + length - UDP) = bpf_htons(port);
 	*(__u16 *)(frame + length - 2) =
-		bpf_htons(finish_checksum(out->unfinished, port));
+		bpf_htons(finish_checksum(out->partial, port));
 	if (scattered && length == HEAD4)
 		scatter(frame);
 	state->frames++;

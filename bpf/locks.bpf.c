@@ -11,9 +11,9 @@
 /* The process that is observed; set before the program is loaded. */
 const volatile __u32 ml_process;
 
-#define MAX_WAITERS 4096
-#define MAX_PLACES 4096
-#define MAX_STACKS 4096
+#define WAITERS_MAX 4096
+#define PLACES_MAX 4096
+#define STACKS_MAX 4096
 #define DEPTH 127
 
 struct ml_waiter {
@@ -44,21 +44,21 @@ _Static_assert(sizeof(struct ml_waits) == 24, "as lab/locks.rs has it");
 /* Of each thread and lock at most one wait is under way. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_WAITERS);
+	__uint(max_entries, WAITERS_MAX);
 	__type(key, struct ml_waiter);
 	__type(value, struct ml_wait);
 } ml_waiting SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
-	__uint(max_entries, MAX_PLACES);
+	__uint(max_entries, PLACES_MAX);
 	__type(key, struct ml_place);
 	__type(value, struct ml_waits);
 } ml_waited SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_STACK_TRACE);
-	__uint(max_entries, MAX_STACKS);
+	__uint(max_entries, STACKS_MAX);
 	__uint(key_size, sizeof(__u32));
 	__uint(value_size, DEPTH * sizeof(__u64));
 } ml_stacks SEC(".maps");

@@ -18,7 +18,7 @@ const volatile __u16 ml_port;
 
 struct {
 	__uint(type, BPF_MAP_TYPE_XSKMAP);
-	__uint(max_entries, ML_MAX_QUEUES);
+	__uint(max_entries, ML_QUEUES_MAX);
 	__type(key, __u32);
 	__type(value, __u32);
 } ml_raw SEC(".maps");

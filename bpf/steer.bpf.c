@@ -25,7 +25,7 @@ const volatile __u32 ml_key_len;
 
 struct {
 	__uint(type, BPF_MAP_TYPE_REUSEPORT_SOCKARRAY);
-	__uint(max_entries, ML_MAX_LANES);
+	__uint(max_entries, ML_LANES_MAX);
 	__type(key, __u32);
 	__type(value, __u32);
 } ml_lanes SEC(".maps");
@@ -49,7 +49,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, ML_MAX_LANES);
+	__uint(max_entries, ML_LANES_MAX);
 	__type(key, __u32);
 	__type(value, struct ml_load);
 } ml_load SEC(".maps");
@@ -57,7 +57,7 @@ struct {
 /* Messages steered to each slot. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, ML_MAX_LANES);
+	__uint(max_entries, ML_LANES_MAX);
 	__type(key, __u32);
 	__type(value, __u64);
 } ml_steered SEC(".maps");
@@ -96,18 +96,18 @@ _Static_assert(ML_TABLE_SIZE == 1 << 10, "scale() takes the ten top bits");
 /* Stage 1 for keys: the hash of user space's key_hash() and of the classic program. */
 static __always_inline __u32 key_index(struct sk_reuseport_md *ctx)
 {
-	__u8 key[ML_MAX_KEY] = {};
+	__u8 key[ML_KEY_MAX] = {};
 	__u32 hash = 0x9e3779b9 ^ ml_key_len;
 	__u32 i;
 
 	if (ctx->len < UDP_HEADER + ml_key_offset + ml_key_len ||
-	    ml_key_len == 0 || ml_key_len > ML_MAX_KEY ||
+	    ml_key_len == 0 || ml_key_len > ML_KEY_MAX ||
 	    bpf_skb_load_bytes(ctx, UDP_HEADER + ml_key_offset, key,
 			       ml_key_len)) {
 		count(ML_STEER_SHORT);
 		return scale(ctx->hash);
 	}
-	for (i = 0; i < ML_MAX_KEY / 4; i++) {
+	for (i = 0; i < ML_KEY_MAX / 4; i++) {
 		__u32 word = key[4 * i] << 24 | key[4 * i + 1] << 16 |
 			     key[4 * i + 2] << 8 | key[4 * i + 3];
 
@@ -135,7 +135,7 @@ static __always_inline __s64 depth(__u32 lane)
 {
 	struct ml_load *load = bpf_map_lookup_elem(&ml_load, &lane);
 
-	return load ? (__s64)(load->steered - load->taken) : 0;
+	return load ? (__s64)(load->steered - load->received) : 0;
 }
 
 /* The emptier of two different lanes picked at random (power of two choices). */

@@ -22,8 +22,8 @@
 #include "filter.h"
 #include "rx_hint.h"
 
-/* Set where a checksum may be unfinished: see is_unfinished. */
-const volatile __u8 ml_unfinished;
+/* Set where a checksum may be partial: see is_partial. */
+const volatile __u8 ml_may_be_partial;
 
 #define IP_FRAGMENT 0x3fff /* more fragments, or an offset */
 #define VLAN_ID 0x0fff
@@ -62,10 +62,10 @@ struct {
 	__type(value, __u32);
 } ml_vlans SEC(".maps");
 
-/* Number of the socket times ML_MAX_QUEUES plus queue to the XSK. */
+/* Number of the socket times ML_QUEUES_MAX plus queue to the XSK. */
 struct {
 	__uint(type, BPF_MAP_TYPE_XSKMAP);
-	__uint(max_entries, ML_MAX_SOCKETS *ML_MAX_QUEUES);
+	__uint(max_entries, ML_SOCKETS_MAX *ML_QUEUES_MAX);
 	__type(key, __u32);
 	__type(value, __u32);
 } ml_xsks SEC(".maps");
@@ -165,11 +165,11 @@ static __always_inline int read_ip4(void **at, void *end, struct ml_addr *from,
 	    ip->protocol != IPPROTO_UDP)
 		return ML_XDP_NOT_UDP;
 	if (ip->ihl != 5 || (ip->frag_off & bpf_htons(IP_FRAGMENT)))
-		return ML_XDP_COMPLEX;
+		return ML_XDP_FRAGMENT_OR_OPTIONS;
 	source = bpf_ntohl(ip->saddr);
 	/* This network, loopback, multicast, reserved, broadcast. */
 	if (source >> 24 == 0 || source >> 24 == 127 || source >> 28 >= 14)
-		return ML_XDP_SOURCE;
+		return ML_XDP_BAD_SOURCE;
 	map_ip4(from, ip->saddr);
 	map_ip4(to, ip->daddr);
 	*at = ip + 1;
@@ -188,7 +188,7 @@ static __always_inline int read_ip6(void **at, void *end, struct ml_addr *from,
 		return ip->nexthdr == IPPROTO_TCP ||
 				       ip->nexthdr == IPPROTO_ICMPV6 ?
 			       ML_XDP_NOT_UDP :
-			       ML_XDP_COMPLEX;
+			       ML_XDP_FRAGMENT_OR_OPTIONS;
 	}
 	/*
 	 * Link-local (only the kernel knows the link) and multicast, fe00::/7,
@@ -196,7 +196,7 @@ static __always_inline int read_ip6(void **at, void *end, struct ml_addr *from,
 	 * comparison.
 	 */
 	if ((__u8)(ip->saddr.s6_addr[0] + 2) <= 2)
-		return ML_XDP_SOURCE;
+		return ML_XDP_BAD_SOURCE;
 	__builtin_memcpy(from->ip, &ip->saddr, sizeof(from->ip));
 	__builtin_memcpy(to->ip, &ip->daddr, sizeof(to->ip));
 	*at = ip + 1;
@@ -210,12 +210,12 @@ static __always_inline int find_socket(const struct ml_port *to,
 {
 	__u32 *socket = bpf_map_lookup_elem(&ml_ports, to);
 
-	if (!socket || *socket >= ML_MAX_SOCKETS)
+	if (!socket || *socket >= ML_SOCKETS_MAX)
 		return ML_XDP_NO_PORT;
 	if (!(sockets >> *socket & 1))
-		return ML_XDP_VLAN;
+		return ML_XDP_OTHER_VLAN;
 	if (bpf_map_lookup_elem(&ml_locals, from))
-		return ML_XDP_SOURCE;
+		return ML_XDP_BAD_SOURCE;
 	*number = *socket;
 	return 0;
 }
@@ -223,20 +223,20 @@ static __always_inline int find_socket(const struct ml_port *to,
 /*
  * 6: a frame from a kernel on this machine can be a GSO message (many datagrams
  * behind one header) that a device was to segment. The program cannot see that,
- * but the checksum is unfinished: the sum of the pseudo header alone. So is the
+ * but the checksum is partial: the sum of the pseudo header alone. So is the
  * finished checksum of one frame in 65,535, which is passed, too: verifying it
  * would accept one in as many GSO messages as a datagram.
  */
-static __always_inline int is_unfinished(const struct ml_addr *from,
-					 const struct ml_addr *to,
-					 const struct udphdr *udp)
+static __always_inline int is_partial(const struct ml_addr *from,
+				      const struct ml_addr *to,
+				      const struct udphdr *udp)
 {
 	const __u16 *one = (const __u16 *)from->ip;
 	const __u16 *two = (const __u16 *)to->ip;
 	__u32 sum = bpf_htons(IPPROTO_UDP) + udp->len;
 	int i;
 
-	if (!ml_unfinished)
+	if (!ml_may_be_partial)
 		return 0;
 		/* The ffff of a mapped address adds nothing. */
 #pragma unroll
@@ -267,7 +267,7 @@ static __always_inline int take(struct xdp_md *ctx, __u64 length)
 	at = eth + 1;
 	type = skip_tags(&at, end, eth->h_proto, &sockets);
 	if (!type)
-		return pass(ML_XDP_VLAN);
+		return pass(ML_XDP_OTHER_VLAN);
 	if (type == bpf_htons(ETH_P_IP))
 		reason = read_ip4(&at, end, &from, &to.addr);
 	else if (type == bpf_htons(ETH_P_IPV6))
@@ -287,14 +287,14 @@ static __always_inline int take(struct xdp_md *ctx, __u64 length)
 	reason = check_filter(socket, type == bpf_htons(ETH_P_IPV6), &from);
 	if (reason)
 		return verdict(reason, XDP_DROP);
-	if (is_unfinished(&from, &to.addr, udp))
-		return pass(ML_XDP_UNFINISHED);
+	if (is_partial(&from, &to.addr, udp))
+		return pass(ML_XDP_PARTIAL_CHECKSUM);
 	/* 7: an XSK would drop packets longer than its frames. */
 	if (length > device->longest)
-		return pass(ML_XDP_LONG);
+		return pass(ML_XDP_TOO_LONG);
 	/* 8: to the lane of this queue; if there is none, to the kernel. */
-	index = socket * ML_MAX_QUEUES + ctx->rx_queue_index;
-	if (ctx->rx_queue_index >= ML_MAX_QUEUES ||
+	index = socket * ML_QUEUES_MAX + ctx->rx_queue_index;
+	if (ctx->rx_queue_index >= ML_QUEUES_MAX ||
 	    bpf_redirect_map(&ml_xsks, index, XDP_PASS) != XDP_REDIRECT)
 		return pass(ML_XDP_NO_LANE);
 	/* 9: the hint, which saves the lane the verification. */

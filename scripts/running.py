@@ -175,5 +175,5 @@ class Running:
         return {
             "lanes": len({row["lane"] for row in rows if row["lane"] is not None}),
             "fallbacks": [one["reason"] for one in document["fallbacks"]],
-            "frames": [sum(row.get(way, 0) for row in rows) for way in ("received_by_xdp", "sent_by_xdp")],
+            "frames": [sum(row.get(way, 0) for row in rows) for way in ("delivered_by_bypass", "sent_by_bypass")],
         }

@@ -3,11 +3,11 @@
 use std::mem::{offset_of, size_of};
 
 /// Slots of the socket array: the maximum number of open lanes.
-pub const MAX_LANES: usize = 256;
+pub const LANES_MAX: usize = 256;
 /// Entries of the steering table.
 pub const TABLE_SIZE: usize = 1024;
 /// Maximum number of payload bytes of a key.
-pub const MAX_KEY: usize = 64;
+pub const KEY_MAX: usize = 64;
 
 /// Index of the counter of messages shorter than the key, which are steered by flow.
 pub const STEER_SHORT: u32 = 0;
@@ -28,8 +28,8 @@ pub struct Table {
 
 /// Index of `steered` in the 64-bit words of a load (`struct ml_load`).
 pub const LOAD_STEERED: usize = 0;
-/// Index of `taken` in the 64-bit words of a load.
-pub const LOAD_TAKEN: usize = 8;
+/// Index of `received` in the 64-bit words of a load.
+pub const LOAD_RECEIVED: usize = 8;
 /// 64-bit words of one load.
 pub const LOAD_WORDS: usize = 16;
 
@@ -38,9 +38,9 @@ const _: () = assert!(offset_of!(Table, lane) == 4);
 const _: () = assert!(TABLE_SIZE.is_power_of_two());
 
 /// Maximum number of queues of a device.
-pub const MAX_QUEUES: u32 = 128;
+pub const QUEUES_MAX: u32 = 128;
 /// Maximum number of sockets that share a device.
-pub const MAX_SOCKETS: u32 = 16;
+pub const SOCKETS_MAX: u32 = 16;
 
 /// A bound address and port (`struct ml_port`), as bytes: mapped IPv6 address, port in network
 /// order, zeroes.
@@ -52,9 +52,9 @@ pub type AddrKey = [u8; 16];
 pub type DeviceBytes = [u8; 12];
 
 /// Maximum number of limits of a socket.
-pub const MAX_LIMITS: usize = 2;
+pub const LIMITS_MAX: usize = 2;
 /// Maximum number of prefixes of all sockets on a device.
-pub const MAX_RULES: usize = 16_384;
+pub const RULES_MAX: usize = 16_384;
 /// Bits of a rule's key before the address: number of the socket, family, padding.
 pub const RULE_HEADER_BITS: u32 = 32;
 /// Verdict of a rule (`enum ml_rule_value`): admitted past all limits.
@@ -83,11 +83,11 @@ pub struct FilterEntry {
     /// Generation of its limits; each generation has its own buckets.
     pub generation: u32,
     /// The limits, that of the widest prefix first.
-    pub limit: [Limit; MAX_LIMITS],
+    pub limit: [Limit; LIMITS_MAX],
 }
 
 /// A [`FilterEntry`] as the value of a map.
-pub type FilterWords = [u64; 1 + 6 * MAX_LIMITS];
+pub type FilterWords = [u64; 1 + 6 * LIMITS_MAX];
 
 impl FilterEntry {
     /// The bytes of the C structure, as words.
@@ -102,7 +102,7 @@ impl FilterEntry {
             bytes[at + 16..at + 32].copy_from_slice(&limit.mask[0]);
             bytes[at + 32..at + 48].copy_from_slice(&limit.mask[1]);
         }
-        let mut words = [0; 1 + 6 * MAX_LIMITS];
+        let mut words = [0; 1 + 6 * LIMITS_MAX];
         for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
             *word = u64::from_ne_bytes(*bytes);
         }
@@ -118,7 +118,7 @@ pub type FilterDropWords = [u64; 2];
 
 const _: () = assert!(size_of::<Limit>() == 48);
 const _: () = assert!(offset_of!(Limit, mask) == 16);
-const _: () = assert!(size_of::<FilterEntry>() == 8 + 48 * MAX_LIMITS);
+const _: () = assert!(size_of::<FilterEntry>() == 8 + 48 * LIMITS_MAX);
 const _: () = assert!(offset_of!(FilterEntry, limit) == 8);
 const _: () = assert!(size_of::<FilterWords>() == size_of::<FilterEntry>());
 
@@ -137,19 +137,19 @@ pub const RX_HINT_LEN: usize = 4;
 /// Length of the longest UDP datagram, with its header, that gets a hint.
 pub const RX_HINT_UDP_MAX: u16 = 72;
 
-/// Names of the XDP program's counters (`enum ml_xdp_count`), by index: redirected frames, and
-/// reasons for which frames were left to the kernel or dropped.
-pub const XDP_COUNTS: [&str; 12] = [
-    "redirected",
-    "other_mac",
-    "vlan",
-    "not_udp",
-    "complex",
-    "unfinished",
-    "no_port",
-    "source",
-    "long",
-    "no_lane",
-    "denied",
-    "limited",
+/// The XDP program's counters (`enum ml_xdp_count`), by index: redirected frames, and reasons for
+/// which frames were left to the kernel or dropped. Each has its name and its documentation.
+pub const XDP_COUNTS: [(&str, &str); 12] = [
+    ("redirected", "Redirected to the queue of a lane."),
+    ("other_mac", "Left to the kernel: not to the device's own hardware address."),
+    ("other_vlan", "Left to the kernel: a VLAN that the socket does not name."),
+    ("not_udp", "Left to the kernel: not IP, not UDP, or headers cut off."),
+    ("fragment_or_options", "Left to the kernel: a fragment, IPv4 options, or IPv6 extension headers."),
+    ("partial_checksum", "Left to the kernel: the checksum looks partial, so it may be a GSO message."),
+    ("no_port", "Left to the kernel: no socket has the address and port."),
+    ("bad_source", "Left to the kernel: from an address that cannot be answered, or of this machine."),
+    ("too_long", "Left to the kernel: longer than a lane's queue receives."),
+    ("no_lane", "Left to the kernel: no lane serves the queue."),
+    ("denied", "Dropped by the filter: from a denied prefix."),
+    ("limited", "Dropped by the filter: over a limit."),
 ];

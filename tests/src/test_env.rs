@@ -143,7 +143,7 @@ pub fn unused_addr(ip: &str) -> SocketAddr {
 /// past the stack.
 pub fn record_counters(total: &LaneCounters) {
     if let Some(place) = TestEnv::current() {
-        place.by_xdp.fetch_add(total.delivered_by_xdp, Ordering::Relaxed);
+        place.by_xdp.fetch_add(total.delivered_by_bypass, Ordering::Relaxed);
     }
 }
 

@@ -60,7 +60,7 @@ impl Variant {
     /// The number of messages that eBPF must have steered, if it counts: those of kernel sockets.
     #[must_use]
     pub fn steered(&self, total: &LaneCounters) -> Option<u64> {
-        (self.by == SteeringBackend::Ebpf).then_some(total.messages - total.delivered_by_xdp)
+        (self.by == SteeringBackend::Ebpf).then_some(total.messages - total.delivered_by_bypass)
     }
 
     /// Runs `check` if this machine supports the variant, or else reports a skip.

@@ -32,8 +32,8 @@ fn check(variant: &Variant) {
         assert!(counts.len() < ATTEMPTS_MAX, "batch {batch}: allocations, each time: {counts:?}");
         let total = serving.stop().unwrap().total();
         assert!(total.delivered >= (WARMUP + COUNTED) as u64 && total.sent == total.delivered);
-        assert_eq!(total.delivered_by_xdp, total.delivered);
-        assert!(total.sent_by_xdp >= COUNTED as u64, "{total:#?}");
+        assert_eq!(total.delivered_by_bypass, total.delivered);
+        assert!(total.sent_by_bypass >= COUNTED as u64, "{total:#?}");
     }
 }
 

@@ -175,7 +175,7 @@ bond() { # MODE: a bond of two veth devices, with a bond of the same kind at the
   serve 10.1.0.1:7 --engine xdp --xdp-generic --interface bond0
   is answered "$(far 10.1.0.1:7 200)" "200 200 0 0"
   stop
-  counted delivered_by_xdp=200 delivered=200
+  counted delivered_by_bypass=200 delivered=200
   no_losses
 }
 
@@ -209,7 +209,7 @@ into_a_vrf() {
   soon left_alone p0
   is "answered in the VRF" "$(far 10.2.0.1:7 50)" "50 0 0 0"
   stop
-  counted delivered_by_xdp=100 delivered=100
+  counted delivered_by_bypass=100 delivered=100
   no_losses
 }
 # An address of a VRF itself, over a device outside of it, for a socket outside of it: neither takes
@@ -226,7 +226,7 @@ to_a_vrf() {
   is answered "$(far 10.2.0.1:7 100)" "100 100 0 0"
   is "answered in the VRF" "$(far 10.5.0.1:7 50)" "50 0 0 0"
   stop
-  counted delivered_by_xdp=100 delivered=100
+  counted delivered_by_bypass=100 delivered=100
   no_losses
 }
 left_alone() { ! ip link show dev "$1" | grep -q xdp; }
@@ -245,12 +245,12 @@ vlan() {
   serve 10.3.0.1:7 --engine xdp --interface p0
   is answered "$(far 10.3.0.1:7 100)" "100 100 0 0"
   stop
-  counted delivered_by_xdp=0 delivered=100
+  counted delivered_by_bypass=0 delivered=100
   no_losses
   serve 10.3.0.1:7 --engine xdp --interface p0 --xdp-vlan 5
   is "answered with the tag" "$(far 10.3.0.1:7 100)" "100 100 0 0"
   stop
-  counted delivered_by_xdp=100 delivered=100
+  counted delivered_by_bypass=100 delivered=100
   no_losses
 }
 
@@ -277,7 +277,7 @@ tags_beside_frames() {
       serve 10.3.0.1:7 $options
       is asked "$(far 10.3.0.1:7 100 | cut -d ' ' -f 1)" 100
       stop
-      counted delivered=$taken delivered_by_xdp=$taken
+      counted delivered=$taken delivered_by_bypass=$taken
       no_losses
     done
   done
@@ -307,9 +307,9 @@ tags_taken_off() {
 # are left to the kernel.
 virtio() { # QUEUES LEFT
   ethtool -L eth0 combined "$1"
-  is "unfinished by the host before" "$(host unfinished tap0)" on
+  is "partial checksums by the host before" "$(host partial tap0)" on
   serve 10.77.0.2:7 --engine xdp --lanes "$1"
-  is "unfinished by the host meanwhile" "$(host unfinished tap0)" off
+  is "partial checksums by the host meanwhile" "$(host partial tap0)" off
   is "queues while the program is attached" "$(find /sys/class/net/eth0/queues/ -name "rx-*" | wc -l)" $(($1 + $2))
   for size in 0 64 65 512 1472; do
     is "answered of $size bytes" "$(from_host 10.77.0.2:7 500 echo --size $size)" "500 500 0 0"
@@ -317,18 +317,18 @@ virtio() { # QUEUES LEFT
   stop
   counted delivered=2500 sent=2500
   no_losses
-  if [ "$2" -eq 0 ]; then counted delivered_by_xdp=2500; else grep "left to the kernel" /tmp/echo.err; fi
+  if [ "$2" -eq 0 ]; then counted delivered_by_bypass=2500; else grep "left to the kernel" /tmp/echo.err; fi
   is "queues with frames for lanes" "$(ethtool -S eth0 | grep -cE 'rx_?(queue_)?[0-9]+_xdp_redirects: [1-9]')" "$1"
-  is "unfinished by the host afterwards" "$(host unfinished tap0)" on
+  is "partial checksums by the host afterwards" "$(host partial tap0)" on
 }
 
 # Behind the driver frames are as the host left them: their datagrams are the kernel's.
 virtio_generic() {
   serve 10.77.0.2:7 --engine xdp --xdp-generic
-  is "unfinished by the host" "$(host unfinished tap0)" on
+  is "partial checksums by the host" "$(host partial tap0)" on
   is answered "$(from_host 10.77.0.2:7 500 echo)" "500 500 0 0"
   stop
-  counted delivered_by_xdp=0 delivered=500
+  counted delivered_by_bypass=0 delivered=500
   no_losses
 }
 
@@ -339,18 +339,18 @@ virtio_run() { # RP_FILTER: that of eth0 once the server runs
   manylane run --engine xdp --json-file /tmp/run.json -- server 7 block 2 10.77.0.2 0 >/tmp/run.err 2>&1 3>&- &
   server=$!
   (soon is_bound 0007) || lacks "this kernel does not support it"
-  is "unfinished by the host" "$(host unfinished tap0)" off
+  is "partial checksums by the host" "$(host partial tap0)" off
   echo "$1" >/proc/sys/net/ipv4/conf/eth0/rp_filter
   # Seen within four seconds, and of use: eth1 has an address, too.
   [ "$1" -eq 0 ] || sleep 5
   is answered "$(from_host 10.77.0.2:7 500 text:hi! --payload text:hi)" "500 500 0 0"
   stop
   echo 0 >/proc/sys/net/ipv4/conf/eth0/rp_filter
-  is received "$(summed received)" 500
+  is delivered "$(summed delivered)" 500
   if [ "$1" -eq 1 ]; then
-    is "received by XDP" "$(summed received_by_xdp)" 0
+    is "received by XDP" "$(summed delivered_by_bypass)" 0
   else
-    [ "$(summed received_by_xdp)" -gt 0 ] || lacks "creating the rings: Device or resource busy"
+    [ "$(summed delivered_by_bypass)" -gt 0 ] || lacks "creating the rings: Device or resource busy"
   fi
 }
 lacks() { # TEXT: the error of a kernel that cannot lease queues
@@ -366,7 +366,7 @@ virtio_without_offloads() {
   serve 10.77.1.2:7 --interface eth1
   is answered "$(from_host 10.77.1.2:7 500 echo)" "500 500 0 0"
   stop
-  counted delivered_by_xdp=0 delivered=500
+  counted delivered_by_bypass=0 delivered=500
   no_losses
 }
 

@@ -86,7 +86,7 @@ host() {
   send) # OPTION...: as far() of guest.sh
     "${inside[@]}" "$program" "$@" --json 2>/dev/null | sed -n 's/.*"\(asked\|answered\|wrong\|duplicates\)": \([0-9]*\).*/\2/p' | xargs
     ;;
-  unfinished) # DEVICE: whether the kernel leaves checksums to it, on or off
+  partial) # DEVICE: whether the kernel leaves checksums to it, on or off
     "${inside[@]}" ethtool -k "$2" | sed -n 's/^.*tx-checksum-ip-generic: \([a-z]*\).*/\1/p'
     ;;
   esac

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, ensure};
-use manylane::{Builder, Steering};
+use manylane::{Builder, Engine, Steering};
 
 use crate::place::{Load, Setup};
 use crate::receivers::{Kind, ReceiverOptions, Work, default_recv_buffer};
@@ -102,8 +102,8 @@ impl Options {
     /// none if threads are not pinned.
     fn rx_coalesce(&self, frames: bool, threads: usize, cpus: usize) -> Duration {
         let cpus = if cpus == 0 { usize::MAX } else { cpus };
-        let usual = if frames { Builder::default_xdp_rx_coalesce } else { Builder::default_rx_coalesce };
-        self.rx_coalesce.unwrap_or_else(|| usual(threads, cpus))
+        let engine = if frames { Engine::Xdp } else { Engine::Mmsg };
+        self.rx_coalesce.unwrap_or_else(|| Builder::default_rx_coalesce(engine, threads, cpus))
     }
 
     fn rx_coalesce_usecs(&self, frames: bool, setup: &Setup) -> Vec<u64> {

@@ -147,8 +147,8 @@ fn netns_traffic_arrives_over_every_interface() {
     for kind in Kind::ALL {
         let shares = check_all_done_around(&mut setup, kind, (Work::Count, 2), shares);
         // The links take turns, in two runs that end anywhere.
-        let (least, most) = (shares.iter().min().unwrap(), shares.iter().max().unwrap());
-        assert!(*least > 100 && most - least <= 2, "{kind}: {shares:?}");
+        let (min, max) = (shares.iter().min().unwrap(), shares.iter().max().unwrap());
+        assert!(*min > 100 && max - min <= 2, "{kind}: {shares:?}");
         check_all_done(&mut setup, kind, Work::Echo, 2);
     }
 }
@@ -357,7 +357,7 @@ fn netns_every_part_of_a_flood_is_measured() {
                 (row.part == "clients").then_some(200),
                 "{what}"
             );
-            let watched: Vec<&str> = seen.pauses.iter().map(|pauses| &*pauses.who).collect();
+            let watched: Vec<&str> = seen.pauses.iter().map(|pauses| &*pauses.thread).collect();
             match &*row.part {
                 "clients" => assert!(watched.is_empty(), "{what}"),
                 "program" => {

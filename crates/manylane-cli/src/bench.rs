@@ -62,8 +62,8 @@ const QUEUES_MAX: u32 = 64;
 
 fn rx(args: &RxArgs, work: Work, controller: &mut Bar) -> Result<()> {
     let duration = args.duration.unwrap_or(if args.quick { QUICK_SAMPLE_DURATION } else { SAMPLE_DURATION });
-    let most = args.threads.iter().max().and_then(|most| u32::try_from(*most).ok());
-    let queues = args.queues.or(most).unwrap_or(1).min(QUEUES_MAX);
+    let threads_max = args.threads.iter().max().and_then(|max| u32::try_from(*max).ok());
+    let queues = args.queues.or(threads_max).unwrap_or(1).min(QUEUES_MAX);
     let must = args.place.testbed || args.links > 1 || args.queues.is_some();
     let testbed = Place::Testbed { links: args.links, queues: Some(queues) };
     let place = Place::select(&args.place, testbed, must)?;

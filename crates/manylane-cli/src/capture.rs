@@ -161,10 +161,10 @@ impl Recorder {
         }
     }
 
-    /// Writes the frames that are in the rings, at most `most`, and returns their number.
-    fn write_frames(&mut self, most: u64) -> Result<u64> {
+    /// Writes the frames that are in the rings, at most `frames_max`, and returns their number.
+    fn write_frames(&mut self, frames_max: u64) -> Result<u64> {
         let mut took = 0;
-        while took < most {
+        while took < frames_max {
             let Some(frame) = self.capture.next_frame() else { break };
             if frame.device == self.written.len() {
                 self.writer.write_interface(frame.device_name, INTERFACE_DESCRIPTION).context(WRITE_ERROR)?;

@@ -209,11 +209,11 @@ struct Settings {
     engine: String,
     /// The preferred engine, if another one is in use.
     #[serde(skip)]
-    hoped: &'static str,
+    requested: &'static str,
     /// The reason why the preferred engine is not in use.
     engine_why: Option<String>,
     /// Queues of devices that feed lanes past the kernel's stack, as `device:queue`.
-    xdp_queues: Vec<String>,
+    device_queues: Vec<String>,
     steering: String,
     steering_backend: String,
     steering_why: Option<String>,
@@ -242,9 +242,13 @@ impl Settings {
             addr: socket.local_addr().to_string(),
             lanes: socket.lane_count(),
             engine: socket.engine().to_string(),
-            hoped: if args.common.engine == Some(Engine::Uring) { "uring" } else { "xdp" },
+            requested: if args.common.engine == Some(Engine::Uring) { "uring" } else { "xdp" },
             engine_why: socket.fallback().map(str::to_owned),
-            xdp_queues: socket.xdp_queues().iter().map(|at| format!("{}:{}", at.device, at.queue)).collect(),
+            device_queues: socket
+                .device_queues()
+                .iter()
+                .map(|at| format!("{}:{}", at.device, at.queue))
+                .collect(),
             steering: steering.policy.to_string(),
             steering_backend: steering.backend.to_string(),
             steering_why: steering.reason,
@@ -266,9 +270,9 @@ impl Settings {
     fn describe(&self) -> String {
         let because = |why: &Option<String>| why.as_ref().map_or_else(String::new, |why| format!(" ({why})"));
         let engine = match &self.engine_why {
-            Some(why) => format!(" (not {}: {why})", self.hoped),
-            None if self.xdp_queues.is_empty() => String::new(),
-            None => format!(" (queues {})", self.xdp_queues.join(" ")),
+            Some(why) => format!(" (not {}: {why})", self.requested),
+            None if self.device_queues.is_empty() => String::new(),
+            None => format!(" (queues {})", self.device_queues.join(" ")),
         };
         format!(
             "{} lanes, engine {}{engine}, steering {} by {}{}, placement {}, wait {}{}",

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_a_change_of_some_sockets_is_an_error_that_names_them() {
+    fn loopback_a_partial_change_is_an_error_with_the_names() {
         let pid = std::process::id();
         let filter = FilterHandle::default();
         let control = ControlSocket::with_page(String::new, Some(filter.clone())).unwrap();

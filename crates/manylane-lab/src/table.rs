@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_has_the_papers_line_below_ours_and_reasons_below_all() {
+    fn a_table_has_the_papers_line_and_reasons_below() {
         let mut with = Row::new("t", "Atomic Increment", "ns", "ns", vec![5.5]);
         with.printed = Some(58.2);
         let rows = [

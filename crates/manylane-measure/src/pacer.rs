@@ -33,11 +33,11 @@ pub(crate) enum Due {
 }
 
 impl Pacer {
-    /// `pps` datagrams per second (no limit if `None`), in bursts of at most `most`.
+    /// `pps` datagrams per second (no limit if `None`), in bursts of at most `burst_max`.
     #[must_use]
-    pub(crate) fn new(pps: Option<f64>, most: u64) -> Pacer {
-        let most = most.max(1);
-        let burst = pps.map_or(most, |pps| ((pps * BURST_SECS) as u64).clamp(1, most));
+    pub(crate) fn new(pps: Option<f64>, burst_max: u64) -> Pacer {
+        let burst_max = burst_max.max(1);
+        let burst = pps.map_or(burst_max, |pps| ((pps * BURST_SECS) as u64).clamp(1, burst_max));
         Pacer { pps, burst }
     }
 

@@ -25,7 +25,7 @@
 //! once every thread that waits for it has received repeatedly. If a lane cannot mirror what the
 //! program does, the socket becomes PLAIN for good.
 //!
-//! # Who owns what
+//! # Owners
 //!
 //! - A socket of the program (`Sock`) holds this process's view of it: descriptors. A fork copies
 //!   it, as it copies the descriptors.

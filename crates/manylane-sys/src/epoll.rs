@@ -48,13 +48,13 @@ impl AsFd for Epoll {
 }
 
 impl Epoll {
-    /// An epoll that reports at most `most` sockets at a time.
+    /// An epoll that reports at most `events_max` sockets at a time.
     ///
     /// # Errors
     /// `EMFILE` if the process has no descriptor left.
-    pub fn new(most: usize) -> io::Result<Self> {
+    pub fn new(events_max: usize) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        Ok(Self { epoll, events: vec![libc::epoll_event { events: 0, u64: 0 }; most.max(1)] })
+        Ok(Self { epoll, events: vec![libc::epoll_event { events: 0, u64: 0 }; events_max.max(1)] })
     }
 
     /// Watches `socket` and reports it as `token`. Closing the socket removes it.
@@ -116,20 +116,21 @@ impl Epoll {
     }
 
     fn wait_raw(&mut self, timeout: Duration) -> io::Result<usize> {
-        let most = self.events.len() as libc::c_int;
+        let events_max = self.events.len() as libc::c_int;
         let time = libc::timespec {
             tv_sec: timeout.as_secs() as libc::time_t,
             tv_nsec: libc::c_long::from(timeout.subsec_nanos() as i32),
         };
         // rustix waits for whole milliseconds, unless the timeout is longer than an int has.
-        // SAFETY: the kernel writes at most `most` events into the vector, which has that many; it
-        // reads `time`, which lives across the call; a null signal mask leaves the mask alone.
+        // SAFETY: the kernel writes at most `events_max` events into the vector, which has that
+        // many; it reads `time`, which lives across the call; a null signal mask leaves the mask
+        // alone.
         let ready = unsafe {
             libc::syscall(
                 libc::SYS_epoll_pwait2,
                 self.epoll.as_raw_fd(),
                 self.events.as_mut_ptr(),
-                most,
+                events_max,
                 &raw const time,
                 std::ptr::null::<libc::sigset_t>(),
                 0_usize,
@@ -147,7 +148,7 @@ impl Epoll {
         let millis = timeout.as_nanos().div_ceil(1_000_000).min(60_000) as libc::c_int;
         // SAFETY: as above.
         let ready = crate::check(unsafe {
-            libc::epoll_wait(self.epoll.as_raw_fd(), self.events.as_mut_ptr(), most, millis)
+            libc::epoll_wait(self.epoll.as_raw_fd(), self.events.as_mut_ptr(), events_max, millis)
         })?;
         Ok(ready as usize)
     }

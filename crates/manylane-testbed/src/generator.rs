@@ -369,8 +369,8 @@ fn build_frame(from: &Host, to: &Host, link: usize, traffic: &Traffic, payload: 
         payload,
         ..UdpFrame::new(Mac(from.mac(link)), Mac(to.mac(link)), (source, 0).into(), traffic.target)
     };
-    let most = usize::try_from(from.mtu(link))?.min(PACKET_LEN_MAX) + ethernet::HEADER_LEN;
-    let room = most - (plan.len() - payload.len());
+    let len_max = usize::try_from(from.mtu(link))?.min(PACKET_LEN_MAX) + ethernet::HEADER_LEN;
+    let room = len_max - (plan.len() - payload.len());
     ensure!(
         payload.len() <= room,
         "{} bytes do not fit into a frame of this link, which carries {room}: lower the size",

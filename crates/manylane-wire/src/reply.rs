@@ -251,7 +251,7 @@ mod tests {
         }
     }
 
-    /// A request without a checksum, and one with an unfinished sum: the reply has a checksum of
+    /// A request without a checksum, and one with a partial sum: the reply has a checksum of
     /// its own.
     #[test]
     fn an_absent_checksum_is_not_copied() {

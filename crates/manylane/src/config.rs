@@ -302,25 +302,21 @@ impl Builder {
         self
     }
 
-    /// The default of [`rx_coalesce`](Self::rx_coalesce) for `lanes` lanes on `cpus` CPUs.
+    /// The default of [`rx_coalesce`](Self::rx_coalesce) for `lanes` lanes on `cpus` CPUs. With
+    /// [`Engine::Xdp`], the first call measures the cost of a wake-up, in about 1 ms.
     #[must_use]
-    pub fn default_rx_coalesce(lanes: usize, cpus: usize) -> Duration {
-        rx_coalesce::default_delay(lanes, cpus)
-    }
-
-    /// The same with engine `xdp`. The first call measures the cost of a wake-up, in about 1 ms.
-    #[must_use]
-    pub fn default_xdp_rx_coalesce(lanes: usize, cpus: usize) -> Duration {
-        rx_coalesce::default_delay(lanes, cpus).max(rx_coalesce::xdp_delay())
+    pub fn default_rx_coalesce(engine: Engine, lanes: usize, cpus: usize) -> Duration {
+        let min = if engine == Engine::Xdp { rx_coalesce::xdp_delay() } else { Duration::ZERO };
+        rx_coalesce::default_delay(lanes, cpus).max(min)
     }
 }
 
 /// `value`, if it is in range.
-pub(crate) fn check_range(name: &str, value: usize, most: usize) -> Result<usize> {
-    if (1..=most).contains(&value) {
+pub(crate) fn check_range(name: &str, value: usize, max: usize) -> Result<usize> {
+    if (1..=max).contains(&value) {
         Ok(value)
     } else {
-        Err(Error::new(ErrorKind::Config, format!("invalid {name} {value}: expected 1 to {most}")))
+        Err(Error::new(ErrorKind::Config, format!("invalid {name} {value}: expected 1 to {max}")))
     }
 }
 

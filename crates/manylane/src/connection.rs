@@ -204,32 +204,29 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn loopback_no_connection_is_opened_while_too_many_are_being_closed() {
-        run_alone(
-            "connection::tests::loopback_no_connection_is_opened_while_too_many_are_being_closed",
-            || {
-                let name = format!("manylane.test.closing.{}", std::process::id());
-                let listener = listen_with_fds(&name);
-                let all: Vec<_> = (0..CLOSING_MAX)
-                    .map(|_| {
-                        let sent = send_lingering(&name);
-                        drop(listener.accept().unwrap());
-                        sent
-                    })
-                    .collect();
-                let waiting = unix_socket::connect(&name, BLOCKED).unwrap();
-                assert_eq!(listener.accept().unwrap_err().kind(), io::ErrorKind::QuotaExceeded);
-                let err = Connection::connect(&name, BLOCKED).unwrap_err();
-                assert_eq!(err.kind(), io::ErrorKind::QuotaExceeded);
-                // As soon as they no longer block, it goes on.
-                drop(all);
-                let start = Instant::now();
-                while listener.accept().is_err() {
-                    assert!(start.elapsed() < BLOCKED, "they have not been closed");
-                    thread::sleep(Duration::from_millis(1));
-                }
-                drop(waiting);
-            },
-        );
+    fn loopback_no_connection_opens_while_too_many_close() {
+        run_alone("connection::tests::loopback_no_connection_opens_while_too_many_close", || {
+            let name = format!("manylane.test.closing.{}", std::process::id());
+            let listener = listen_with_fds(&name);
+            let all: Vec<_> = (0..CLOSING_MAX)
+                .map(|_| {
+                    let sent = send_lingering(&name);
+                    drop(listener.accept().unwrap());
+                    sent
+                })
+                .collect();
+            let waiting = unix_socket::connect(&name, BLOCKED).unwrap();
+            assert_eq!(listener.accept().unwrap_err().kind(), io::ErrorKind::QuotaExceeded);
+            let err = Connection::connect(&name, BLOCKED).unwrap_err();
+            assert_eq!(err.kind(), io::ErrorKind::QuotaExceeded);
+            // As soon as they no longer block, it goes on.
+            drop(all);
+            let start = Instant::now();
+            while listener.accept().is_err() {
+                assert!(start.elapsed() < BLOCKED, "they have not been closed");
+                thread::sleep(Duration::from_millis(1));
+            }
+            drop(waiting);
+        });
     }
 }

@@ -121,7 +121,7 @@ lane_counters! {
     delivered_bytes: DeliveredBytes, Recv;
     /// Datagrams delivered from a queue of a device, past the kernel's stack. All others arrived
     /// on the companion socket.
-    delivered_by_xdp: DeliveredByXdp, Recv;
+    delivered_by_bypass: DeliveredByBypass, Recv;
     /// Datagrams delivered, but truncated to the size of the buffer, and flagged.
     truncated: Truncated, Recv;
     /// Dropped by the kernel at this lane's queue: queue full, no memory, or a wrong checksum.
@@ -136,8 +136,8 @@ lane_counters! {
     bad_checksum: BadChecksum, RecvLoss;
     /// Received from a queue of a device with malformed headers or inconsistent lengths.
     malformed: Malformed, RecvLoss;
-    /// Dropped at a queue of a device: its rings were full because the lane was late, or the frame
-    /// was too long.
+    /// Dropped by the kernel at an AF_XDP socket (`XDP_STATISTICS`): its rings were full because
+    /// the lane was late, or the frame was too long.
     xsk_dropped: XskDropped, RecvLoss;
     /// Receive calls that returned at least one message.
     batches: Batches, Recv;
@@ -159,7 +159,7 @@ lane_counters! {
     /// Payload bytes accepted by the kernel for sending.
     sent_bytes: SentBytes, Send;
     /// Datagrams sent past the kernel's stack. All others were sent by the companion socket.
-    sent_by_xdp: SentByXdp, Send;
+    sent_by_bypass: SentByBypass, Send;
     /// System calls for sending.
     send_calls: SendCalls, Send;
     /// GSO messages of more than one datagram that were sent.
@@ -182,12 +182,12 @@ lane_counters! {
     lost_other: LostOther, SendLoss;
     /// Not sent: the outbox was dropped in a panic before it was flushed.
     abandoned: Abandoned, SendLoss;
-    /// Times that engine `uring` had no buffer for a queued datagram (`ENOBUFS`). No datagram is
-    /// lost by it: it stays in the socket's queue.
-    uring_no_buffers: UringNoBuffers, Recv;
-    /// Lanes of engine `uring` that fell back to `mmsg` because io_uring failed, for example
-    /// because a seccomp filter was installed later.
-    uring_fallbacks: UringFallbacks, Recv;
+    /// Times that the engine had no buffer for a queued datagram (`uring`: `ENOBUFS`). No datagram
+    /// is lost by it: it stays in the socket's queue.
+    recv_no_buffers: RecvNoBuffers, Recv;
+    /// Lanes that fell back to another engine because theirs failed: from `uring` to `mmsg`, for
+    /// example because a seccomp filter was installed later.
+    engine_fallbacks: EngineFallbacks, Recv;
 }
 
 /// Counters by name; see [`LaneCounters::named`].
@@ -333,5 +333,12 @@ mod tests {
             let rows = rows.map(|row| [format!("`{}`", row.name), row.doc().into()]);
             check_table("operating.md", &format!("counters of {side}"), ["counter", "counts"], rows);
         }
+    }
+
+    #[test]
+    fn xdp_docs_describe_every_outcome() {
+        let rows =
+            manylane_bpf::abi::XDP_COUNTS.iter().map(|(name, doc)| [format!("`{name}`"), (*doc).into()]);
+        check_table("xdp.md", "counters of outcomes", ["outcome", "counts"], rows);
     }
 }

@@ -250,10 +250,10 @@ impl Filter {
     /// # Errors
     /// [`ErrorKind::Limit`] for more than two.
     pub fn set_limits(&mut self, limits: &[Limit]) -> Result<()> {
-        if limits.len() > abi::MAX_LIMITS {
+        if limits.len() > abi::LIMITS_MAX {
             return Err(Error::new(
                 ErrorKind::Limit,
-                format!("a socket has at most {} limits", abi::MAX_LIMITS),
+                format!("a socket has at most {} limits", abi::LIMITS_MAX),
             ));
         }
         self.limits = limits.to_vec();
@@ -269,8 +269,8 @@ impl Filter {
     pub fn set_rule(&mut self, prefix: Prefix, rule: Option<Rule>) -> Result<()> {
         match rule {
             None => _ = self.rules.remove(&prefix),
-            Some(_) if self.rules.len() >= abi::MAX_RULES && !self.rules.contains_key(&prefix) => {
-                let message = format!("a socket has at most {} prefixes", abi::MAX_RULES);
+            Some(_) if self.rules.len() >= abi::RULES_MAX && !self.rules.contains_key(&prefix) => {
+                let message = format!("a socket has at most {} prefixes", abi::RULES_MAX);
                 return Err(Error::new(ErrorKind::Limit, message));
             }
             Some(rule) => _ = self.rules.insert(prefix, rule),
@@ -351,7 +351,7 @@ mod tests {
         guard.set_limits(&[limit("5"), limit("9,per=8")]).unwrap();
         assert_eq!(guard.limits(), [limit("9,per=8"), limit("5")], "the widest first");
         assert_eq!(guard.set_limits(&[limit("5"); 3]).unwrap_err().kind(), ErrorKind::Limit);
-        for at in 0..abi::MAX_RULES as u32 {
+        for at in 0..abi::RULES_MAX as u32 {
             guard
                 .set_rule(Prefix::new(Ipv4Addr::from_bits(at).into(), 32).unwrap(), Some(Rule::Deny))
                 .unwrap();

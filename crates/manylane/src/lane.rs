@@ -71,7 +71,7 @@ impl Lane {
         self.shared.addr
     }
 
-    /// What the engine was granted on this lane; the same for the lane's life.
+    /// The features that the engine was granted on this lane; the same for the lane's life.
     #[must_use]
     pub fn capabilities(&self) -> Capabilities {
         self.io.capabilities()

@@ -19,7 +19,7 @@ pub(crate) const DRAINING: u8 = 2;
 /// The kernel refuses new datagrams: the lane of a socket that ends.
 pub(crate) const SHUT_DOWN: u8 = 3;
 
-/// What the kernel granted to a socket.
+/// The options that the kernel granted to a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Offloads {
     pub(crate) gro: bool,

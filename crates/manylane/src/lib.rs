@@ -62,7 +62,7 @@ pub use drop_policy::DropPolicy;
 pub use error::{Error, ErrorKind, Result};
 pub use filter::{Filter, Limit, Prefix, Rule};
 pub use io::batch::{Batch, Datagram, Ecn};
-pub use io::{Capabilities, FilterHandle, LeasedRing, LeasedRings, Lessor, XdpQueue};
+pub use io::{Capabilities, DeviceQueue, FilterHandle, LeasedRing, LeasedRings, Lessor};
 pub use lane::{Lane, Received};
 pub use metrics::{MetricsPage, write_all_metrics};
 pub use metrics_port::{MetricsPort, MetricsServer};

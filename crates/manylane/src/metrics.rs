@@ -120,7 +120,7 @@ impl SocketMetrics {
             policy: handle.wait_policy().to_string(),
             counters: handle.counters(),
             gauges: handle.lanes().iter().map(|lane| (lane.id, gauges(lane))).collect(),
-            frames: handle.xdp_counts(),
+            frames: handle.frame_counts(),
         }
     }
 
@@ -156,7 +156,7 @@ impl SocketMetrics {
         for (device, outcome, count) in frames {
             let labels = [socket, engine, ("device", device), ("outcome", outcome)];
             let help = "Frames by what the XDP program of the device did with them.";
-            page.add("manylane_xdp_frames_total", "counter", help, &labels, *count);
+            page.add("manylane_device_frames_total", "counter", help, &labels, *count);
         }
     }
 }
@@ -259,7 +259,7 @@ mod tests {
             !page.contains("_thread{")
                 && !page.contains("_ring_")
                 && !page.contains("lane=\"closed\"")
-                && !page.contains("xdp_frames"),
+                && !page.contains("device_frames"),
             "{page}"
         );
     }

@@ -25,7 +25,7 @@ const RETRIES_MAX: u32 = 10;
 /// Datagrams to send, collected until the batch is full, [`flush`](Self::flush) is called, or the
 /// value is dropped.
 ///
-/// The request of a reply has to be of the batch that this outbox answers. Engine `xdp` copies
+/// The request of a reply has to be of the batch that this outbox answers. A bypass copies
 /// headers from that batch, and a reply to another request may have the wrong ones.
 ///
 /// Send failures are counted, not returned: [`LaneCounters`](crate::LaneCounters) has the reasons.

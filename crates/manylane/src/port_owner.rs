@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_socket_missing_from_the_kernels_table_is_not_taken_for_closed() {
+    fn a_bound_socket_missing_from_the_kernels_table_stays_open() {
         let reads = Cell::new(0);
         let omitted_at_first = || {
             reads.set(reads.get() + 1);

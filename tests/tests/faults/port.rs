@@ -194,8 +194,8 @@ fn loopback_fault_wildcards_and_addresses_clash() {
 }
 
 #[test]
-fn loopback_fault_an_ipv6_wildcard_clashes_with_ipv4_unless_v6only() {
-    if !need_ipv6("loopback_fault_an_ipv6_wildcard_clashes_with_ipv4_unless_v6only") {
+fn loopback_fault_an_ipv6_wildcard_clashes_unless_v6only() {
+    if !need_ipv6("loopback_fault_an_ipv6_wildcard_clashes_unless_v6only") {
         return;
     }
     let socket = UdpSocket::bind(loopback_addr()).unwrap();
@@ -315,10 +315,10 @@ fn loopback_fault_a_single_lane_cannot_be_joined() {
 }
 
 #[test]
-fn loopback_fault_foreign_sockets_in_a_steered_group_get_nothing() {
+fn loopback_fault_foreign_sockets_of_a_group_get_nothing() {
     const FLOWS: u64 = 200;
     let steered = [SteeringBackend::Ebpf, SteeringBackend::ClassicBpf];
-    for by in backends("loopback_fault_foreign_sockets_in_a_steered_group_get_nothing", &steered) {
+    for by in backends("loopback_fault_foreign_sockets_of_a_group_get_nothing", &steered) {
         let socket = Builder::new(loopback_addr()).unwrap().lanes(2).steering_backend(by).open().unwrap();
         let mut driver = LaneDriver::new(socket);
         let addr = driver.addr();

@@ -4,13 +4,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use manylane::{LaneCounters, NamedCounters, SteeringBackend, XdpQueue};
+use manylane::{DeviceQueue, LaneCounters, NamedCounters, SteeringBackend};
 use manylane_test_support::wait_for;
 use manylane_tests::{Client, LaneDriver, Serving, on_every_variant, pattern, send_and_wait};
 
 /// Every counter of a lane, to compare two moments, except that of empty polls.
 fn counts(counters: &LaneCounters) -> NamedCounters {
-    let idle = ["sleeps", "empty_polls", "uring_no_buffers", "uring_fallbacks"];
+    let idle = ["sleeps", "empty_polls", "recv_no_buffers", "engine_fallbacks"];
     counters.named().into_iter().filter(|(name, _)| !idle.contains(name)).collect()
 }
 
@@ -34,8 +34,8 @@ on_every_variant! {
             assert_eq!((variant.is_xdp(), total.kernel_dropped), (total.xsk_dropped > 0, before.kernel_dropped));
             assert!(!variant.is_xdp() || total.kernel_dropped == 0, "rings are full, not the companion's queue");
             // By queue and reason, the same.
-            let queues = driver.handle.xdp_queues();
-            let by_queue = |of: fn(&XdpQueue) -> u64| queues.iter().map(of).sum::<u64>();
+            let queues = driver.handle.device_queues();
+            let by_queue = |of: fn(&DeviceQueue) -> u64| queues.iter().map(of).sum::<u64>();
             assert_eq!(by_queue(|queue| queue.ring_full + queue.dropped), total.xsk_dropped, "{queues:?}");
             assert_eq!(by_queue(|queue| queue.invalid_descriptors), 0, "{queues:?}");
             // A lane that does not receive gives no frames to the fill ring.
@@ -64,7 +64,7 @@ on_every_variant! {
         if variant.is_xdp() {
             // A device with an XDP program accepts no GSO messages: the sender segments them, and
             // each frame is one datagram.
-            assert!(total.xsk_dropped > 0 && total.delivered_by_xdp == received, "{received}: {total:?}");
+            assert!(total.xsk_dropped > 0 && total.delivered_by_bypass == received, "{received}: {total:?}");
             assert_eq!((total.arrived(), total.gro_messages, total.kernel_dropped), (1000, 0, 0), "{total:?}");
             return;
         }

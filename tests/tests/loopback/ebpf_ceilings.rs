@@ -74,15 +74,15 @@ fn loopback_the_xdp_program_stays_under_its_ceiling() {
     if !may_load("loopback_the_xdp_program_stays_under_its_ceiling") {
         return;
     }
-    for unfinished in [0_u8, 1] {
+    for partial in [0_u8, 1] {
         for name in ["ml_take", "ml_take_pieces"] {
             let mut object = EbpfLoader::new()
                 .btf(None)
-                .override_global("ml_unfinished", &unfinished, true)
+                .override_global("ml_may_be_partial", &partial, true)
                 .load(manylane_bpf::XDP)
                 .unwrap();
             let count = verified(object.program_mut(name).unwrap());
-            println!("{name}, unfinished {unfinished}: {count} instructions");
+            println!("{name}, partial {partial}: {count} instructions");
             assert!(count <= XDP_CEILING, "{name}: {count} instructions");
         }
     }

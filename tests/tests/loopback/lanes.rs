@@ -136,7 +136,7 @@ on_every_engine! {
                 // With the ping at the start.
                 assert_eq!((total.delivered, total.sent), (sent + 1, sent + 1), "{steering} by {by}");
                 assert_eq!((total.arrived(), total.kernel_dropped, total.discarded), (sent + 1, 0, 0));
-                assert_eq!(total.steered, (by == Ebpf).then_some(total.messages - total.delivered_by_xdp), "{steering} by {by}");
+                assert_eq!(total.steered, (by == Ebpf).then_some(total.messages - total.delivered_by_bypass), "{steering} by {by}");
                 assert_eq!(counters.steered_by_kernel, 0, "{steering} by {by}");
             }
         }

@@ -8,7 +8,7 @@ const BATCH: usize = 8;
 const OVERLOAD_DATAGRAMS: u32 = 3000;
 
 /// The payload with a number. All have the same sum: generic XDP leaves to the kernel a datagram
-/// whose checksum looks unfinished, as one in 65,535 does by chance, and that must be none of
+/// whose checksum looks partial, as one in 65,535 does by chance, and that must be none of
 /// these.
 fn payload(number: u32) -> [u8; 8] {
     (u64::from(number) << 32 | u64::from(!number)).to_be_bytes()

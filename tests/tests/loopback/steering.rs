@@ -86,8 +86,8 @@ fn loopback_round_robin_is_exact() {
             });
             driver.receive(if total == 1000 { 50 } else { total - 1000 }, |_, _, _| {});
             let each = delivered(&driver);
-            let (least, most) = (each.iter().min().unwrap(), each.iter().max().unwrap());
-            assert!(most - least <= 1, "{total} on {lanes} lanes: {each:?}");
+            let (min, max) = (each.iter().min().unwrap(), each.iter().max().unwrap());
+            assert!(max - min <= 1, "{total} on {lanes} lanes: {each:?}");
             assert_eq!(each.iter().sum::<u64>(), total as u64);
             assert!(driver.is_idle());
         }

@@ -69,7 +69,7 @@ fn loopback_uring_forbidden_later_falls_back_without_loss() {
     let handle = socket.handle();
     let mut lane = lane(socket);
     let client = Client::to(lane.local_addr());
-    let fallbacks = || handle.counters().total().uring_fallbacks;
+    let fallbacks = || handle.counters().total().engine_fallbacks;
     let got = run_in_thread(|| {
         let (mut got, addr) = (Vec::new(), lane.local_addr());
         send(&client, 0..60);
@@ -98,7 +98,7 @@ fn loopback_uring_forbidden_later_falls_back_without_loss() {
     });
     assert_eq!(got, (0..63).collect::<Vec<_>>());
     let total = handle.counters().total();
-    assert_eq!((total.uring_fallbacks, total.recv_errors, total.delivered), (1, 0, 63));
+    assert_eq!((total.engine_fallbacks, total.recv_errors, total.delivered), (1, 0, 63));
     assert_eq!((total.kernel_dropped, total.discarded), (0, 0));
 }
 
@@ -129,7 +129,7 @@ fn loopback_uring_lanes_change_threads_without_loss() {
     assert_eq!(got, (0..480).collect::<Vec<_>>());
     drop(lane);
     let total = handle.counters().total();
-    assert_eq!((total.arrived(), total.delivered, total.uring_fallbacks), (480, 480, 0));
+    assert_eq!((total.arrived(), total.delivered, total.engine_fallbacks), (480, 480, 0));
 }
 
 #[test]

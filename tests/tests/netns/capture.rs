@@ -44,7 +44,7 @@ fn start_echo(a: &Host, b: &Host, change: impl FnOnce(&mut Builder) + Send) -> (
     let client = client(a, a.ip4(0).into(), serving.addr);
     wait_until("a reply by XDP", &serving.handle, || {
         client.ping();
-        serving.handle.counters().total().sent_by_xdp > 0
+        serving.handle.counters().total().sent_by_bypass > 0
     });
     (serving, client)
 }
@@ -108,15 +108,15 @@ fn netns_capture_contains_every_request_and_reply() {
     const DATAGRAMS_EACH: usize = 40;
     let (a, b) = (testbed.host(0), testbed.host(1));
     let socket = open(b, b.ip4(0).into(), |builder| _ = builder.engine(Engine::Xdp).lanes(2));
-    let queues = socket.xdp_queues();
+    let queues = socket.device_queues();
     let serving = echo(b, socket);
     let clients: Vec<Client> = (0..CLIENTS).map(|_| client(a, a.ip4(0).into(), serving.addr)).collect();
     // Every lane has a next hop.
     for client in &clients {
         wait_until("another reply by XDP", &serving.handle, || {
-            let before = serving.handle.counters().total().sent_by_xdp;
+            let before = serving.handle.counters().total().sent_by_bypass;
             client.ping();
-            serving.handle.counters().total().sent_by_xdp > before
+            serving.handle.counters().total().sent_by_bypass > before
         });
     }
     let points = only_point(b);
@@ -136,11 +136,14 @@ fn netns_capture_contains_every_request_and_reply() {
     let count = (CLIENTS * DATAGRAMS_EACH) as u64;
     // The last reply may arrive before the lane has counted it.
     wait_until("all replies by XDP", &serving.handle, || {
-        serving.handle.counters().total().sent_by_xdp >= before.sent_by_xdp + count
+        serving.handle.counters().total().sent_by_bypass >= before.sent_by_bypass + count
     });
     let after = serving.handle.counters().total();
     assert_eq!(
-        (after.delivered_by_xdp - before.delivered_by_xdp, after.sent_by_xdp - before.sent_by_xdp),
+        (
+            after.delivered_by_bypass - before.delivered_by_bypass,
+            after.sent_by_bypass - before.sent_by_bypass
+        ),
         (count, count)
     );
     let seen = drain(&mut capture);
@@ -161,7 +164,7 @@ fn netns_capture_contains_every_request_and_reply() {
                 assert_eq!(seen.len, seen.bytes.len());
                 assert_eq!(Frame::parse(&seen.bytes).unwrap().udp().unwrap().payload, pattern(flow, n * 30));
                 assert_eq!(seen.device, b.device(0));
-                let serves = |at: &&manylane::XdpQueue| (at.queue, at.lane) == (seen.queue, seen.lane);
+                let serves = |at: &&manylane::DeviceQueue| (at.queue, at.lane) == (seen.queue, seen.lane);
                 assert_eq!(queues.iter().filter(serves).count(), 1, "{seen:?}");
                 let (to, from) = if direction == Direction::In { (b, a) } else { (a, b) };
                 assert_eq!((&seen.bytes[..6], &seen.bytes[6..12]), (&to.mac(0)[..], &from.mac(0)[..]));

@@ -157,7 +157,7 @@ fn check_open_close(a: &Host, b: &Host, generic: bool, by_force: bool) -> bool {
         limit();
         let handle = driver.handle.clone();
         let total = || handle.counters().total();
-        let by_companion = || total().delivered - total().delivered_by_xdp;
+        let by_companion = || total().delivered - total().delivered_by_bypass;
         let mut got = BTreeSet::new();
         let mut take_until = |what: &str, done: &dyn Fn(&BTreeSet<u64>) -> bool| {
             let receive = || {
@@ -170,7 +170,7 @@ fn check_open_close(a: &Host, b: &Host, generic: bool, by_force: bool) -> bool {
             };
             wait_for(&format!("{what} (done, first, last, number)"), receive, |(done, ..)| *done);
         };
-        take_until("the program takes them", &|_| total().delivered_by_xdp >= DATAGRAMS);
+        take_until("the program takes them", &|_| total().delivered_by_bypass >= DATAGRAMS);
         let before = by_companion();
         if by_force {
             detach_program(b);
@@ -190,8 +190,8 @@ fn check_open_close(a: &Host, b: &Host, generic: bool, by_force: bool) -> bool {
         // A handle that reads its counters does not keep it attached.
         wait_for("the program to be detached", || programs(b), |all| all.is_empty());
         assert_eq!(
-            (xdp_count(&handle, "redirected"), handle.counters().total().delivered_by_xdp),
-            (total.delivered_by_xdp, total.delivered_by_xdp)
+            (xdp_count(&handle, "redirected"), handle.counters().total().delivered_by_bypass),
+            (total.delivered_by_bypass, total.delivered_by_bypass)
         );
         sender.send_more(DATAGRAMS);
         drop(ending);

@@ -52,8 +52,8 @@ fn netns_xdp_every_size_is_echoed() {
         assert_arrived(&total, sent, 0);
         assert_eq!((total.sent, total.lost()), (sent, 0));
         // All unfragmented datagrams arrived past the stack; fragments did not.
-        assert_eq!(total.delivered_by_xdp, 4 * whole.len() as u64, "{total:#?}");
-        assert!(total.sent_by_xdp > 0 && total.sent_by_xdp <= total.delivered_by_xdp, "{total:#?}");
+        assert_eq!(total.delivered_by_bypass, 4 * whole.len() as u64, "{total:#?}");
+        assert!(total.sent_by_bypass > 0 && total.sent_by_bypass <= total.delivered_by_bypass, "{total:#?}");
     }
 }
 
@@ -76,12 +76,12 @@ fn netns_xdp_a_wildcard_receives_every_address_and_loopback() {
     b.add_address(0, later).unwrap();
     client(a, a.ip(0, false), SocketAddr::new(later, port)).ping();
     let before = serving.handle.counters().total();
-    assert!(before.delivered_by_xdp >= 30, "{before:#?}");
+    assert!(before.delivered_by_bypass >= 30, "{before:#?}");
     // Over loopback through the companion.
     b.run(|| Client::to(SocketAddr::new("127.0.0.1".parse().unwrap(), port)).ping());
     b.run(|| Client::to(SocketAddr::new("::1".parse().unwrap(), port)).ping());
     let total = serving.stop().unwrap().total();
-    assert_eq!(total.delivered_by_xdp, before.delivered_by_xdp);
+    assert_eq!(total.delivered_by_bypass, before.delivered_by_bypass);
     assert_arrived(&total, 33, 0);
     assert_eq!(total.sent, 33);
 }
@@ -98,7 +98,7 @@ fn netns_xdp_receives_every_frame_of_a_fast_sender() {
     wait_for_arrived(&serving.handle, DATAGRAMS);
     let redirected: u64 = serving
         .handle
-        .xdp_counts()
+        .frame_counts()
         .iter()
         .filter(|(_, what, _)| *what == "redirected")
         .map(|(_, _, n)| n)
@@ -106,7 +106,7 @@ fn netns_xdp_receives_every_frame_of_a_fast_sender() {
     let total = serving.stop().unwrap().total();
     assert_arrived(&total, DATAGRAMS, total.xsk_dropped);
     assert_eq!(
-        (total.delivered_by_xdp + total.xsk_dropped, redirected),
+        (total.delivered_by_bypass + total.xsk_dropped, redirected),
         (DATAGRAMS, DATAGRAMS),
         "{total:#?}"
     );
@@ -198,7 +198,7 @@ fn netns_xdp_invalid_options_are_refused() {
     }
     // A refused socket leaves nothing behind.
     let socket = xdp(b, b.ip4(0).into(), |builder| _ = builder.lanes(2));
-    assert_eq!(socket.xdp_queues().len(), 4);
+    assert_eq!(socket.device_queues().len(), 4);
     drop(socket);
 }
 
@@ -226,7 +226,7 @@ fn netns_xdp_removed_lanes_lose_nothing() {
     wait_for_arrived(&serving.handle, DATAGRAMS);
     let total = serving.stop().unwrap().total();
     assert_arrived(&total, DATAGRAMS, 0);
-    assert!(total.delivered_by_xdp > 0, "{total:#?}");
+    assert!(total.delivered_by_bypass > 0, "{total:#?}");
 }
 
 /// Frames that are in the rings at the stop are handled, however many batches they are.
@@ -255,14 +255,14 @@ fn netns_xdp_a_stop_drains_the_queues() {
     client.send(b"first");
     entered.recv_timeout(TEST_TIMEOUT).unwrap();
     let redirected =
-        || serving.handle.xdp_counts().iter().find(|(_, what, _)| *what == "redirected").map(|c| c.2);
+        || serving.handle.frame_counts().iter().find(|(_, what, _)| *what == "redirected").map(|c| c.2);
     (0..QUEUED_DATAGRAMS).for_each(|_| client.send(b"queued"));
     wait_until("all datagrams redirected", &serving.handle, || redirected() == Some(1 + QUEUED_DATAGRAMS));
     serving.handle.stop();
     drop(release);
     let total = serving.outcome().unwrap().total();
     assert_eq!(
-        (total.delivered, total.delivered_by_xdp, total.discarded),
+        (total.delivered, total.delivered_by_bypass, total.discarded),
         (1 + QUEUED_DATAGRAMS, 1 + QUEUED_DATAGRAMS, 0),
         "{total:#?}"
     );
@@ -280,6 +280,6 @@ fn netns_xdp_ecn_is_reported_on_request() {
         sender.send(&bytes).unwrap();
         let got = driver.recv_all(1);
         assert_eq!((got[0].ecn, got[0].payload.as_slice()), (told, &b"ECT(0)"[..]));
-        assert_eq!(driver.handle.counters().total().delivered_by_xdp, 1);
+        assert_eq!(driver.handle.counters().total().delivered_by_bypass, 1);
     }
 }

@@ -30,7 +30,7 @@ fn ping_all_queues(a: &Host, server: SocketAddr) -> u64 {
 }
 
 fn wait_balanced(handle: &Handle, device: &str, queues: u32) {
-    let state = || (is_balanced(handle, device, queues), handle.xdp_queues(), handle.lane_ids());
+    let state = || (is_balanced(handle, device, queues), handle.device_queues(), handle.lane_ids());
     wait_for("balanced queues (balanced, queues, lanes)", state, |(balanced, ..)| *balanced);
 }
 
@@ -54,7 +54,7 @@ fn netns_xdp_added_and_removed_lanes_share_the_queues() {
             for _ in 0..2 {
                 let id = b.run(|| handle.add_lane()).unwrap();
                 wait_balanced(handle, DEVICE, 4);
-                assert!(handle.xdp_queues().iter().any(|queue| queue.lane == id));
+                assert!(handle.device_queues().iter().any(|queue| queue.lane == id));
             }
             for id in &handle.lane_ids()[..2] {
                 handle.remove_lane(*id).unwrap();
@@ -168,7 +168,7 @@ fn check_link_removal(
         let total = serving.stop().unwrap().total();
         let all = by_xdp + others;
         assert_eq!((total.arrived(), total.delivered, total.sent), (all, all, all), "{total:#?}");
-        assert!(total.delivered_by_xdp >= by_xdp, "fewer than {by_xdp} by XDP: {total:#?}");
+        assert!(total.delivered_by_bypass >= by_xdp, "fewer than {by_xdp} by XDP: {total:#?}");
     }
 }
 
@@ -182,12 +182,12 @@ fn netns_xdp_a_recreated_device_is_reattached() {
 }
 
 #[test]
-fn netns_xdp_a_device_back_from_another_namespace_is_reattached() {
+fn netns_xdp_a_returned_device_is_attached_again() {
     let send = |from: &Host, to: &Host| {
         from.ip_batch(&format!("link set dev {DEVICE} netns {}\n", to.namespace().path())).unwrap();
     };
     check_link_removal(
-        "netns_xdp_a_device_back_from_another_namespace_is_reattached",
+        "netns_xdp_a_returned_device_is_attached_again",
         |b, testbed| send(b, testbed.host(2)),
         |b, testbed| {
             send(testbed.host(2), b);
@@ -213,9 +213,9 @@ fn netns_xdp_a_device_recreated_at_once_is_reattached() {
         for serving in &all {
             ping_until_recv_by_xdp(&client(a, a.ip4(0).into(), serving.addr), &serving.handle);
             wait_balanced(&serving.handle, DEVICE, 2);
-            let before = serving.handle.counters().total().delivered_by_xdp;
+            let before = serving.handle.counters().total().delivered_by_bypass;
             let pings = ping_all_queues(a, serving.addr);
-            assert_eq!(serving.handle.counters().total().delivered_by_xdp, before + pings);
+            assert_eq!(serving.handle.counters().total().delivered_by_bypass, before + pings);
         }
     }
     for serving in all {
@@ -275,7 +275,7 @@ fn netns_xdp_a_bridge_and_its_ports_are_refused() {
         assert!(err.to_string().contains(&format!("{device} is made of other devices ({ports})")), "{err}");
     }
     drop(open("br1", true).unwrap());
-    // Frames as on a wire, because behind the driver, frames with unfinished checksums are left to
+    // Frames as on a wire, because behind the driver, frames with partial checksums are left to
     // the kernel.
     a.set_checksums(0, false).unwrap();
     let serving = echo(b, open("br0", true).unwrap());
@@ -298,7 +298,7 @@ fn netns_xdp_a_device_enslaved_later_is_detached() {
     }
     wait_balanced(&serving.handle, DEVICE, 0);
     let mut others = ping_all_queues(a, serving.addr);
-    assert_eq!(serving.handle.counters().total().delivered_by_xdp, by_xdp);
+    assert_eq!(serving.handle.counters().total().delivered_by_bypass, by_xdp);
     b.ip_batch(&format!("link del dev br0\naddress add {}/24 dev {DEVICE}\n", b.ip4(0))).unwrap();
     wait_balanced(&serving.handle, DEVICE, 2);
     others += ping_until_recv_by_xdp(&client(a, a.ip4(0).into(), serving.addr), &serving.handle);
@@ -306,7 +306,7 @@ fn netns_xdp_a_device_enslaved_later_is_detached() {
     let total = serving.stop().unwrap().total();
     let all = by_xdp + others;
     assert_eq!((total.arrived(), total.delivered, total.sent), (all, all, all), "{total:#?}");
-    assert_eq!(total.delivered_by_xdp, by_xdp + 1, "{total:#?}");
+    assert_eq!(total.delivered_by_bypass, by_xdp + 1, "{total:#?}");
 }
 
 /// A veth device accepts no program while its peer has more send queues than it has receive
@@ -327,7 +327,7 @@ fn netns_xdp_a_peer_with_more_queues_is_named() {
     receive_by(4);
     let serving = echo(b, open().unwrap());
     client(a, a.ip4(0).into(), serving.addr).ping();
-    assert_eq!(serving.stop().unwrap().total().delivered_by_xdp, 1);
+    assert_eq!(serving.stop().unwrap().total().delivered_by_bypass, 1);
 }
 
 /// Takes 13 s: three changes without an event, each of which the refresh of every four seconds
@@ -381,7 +381,7 @@ fn netns_xdp_added_queues_are_served() {
         (total.arrived(), total.delivered, total.sent),
         (by_xdp + others, by_xdp + others, by_xdp + others)
     );
-    assert!(total.delivered_by_xdp >= by_xdp, "fewer than {by_xdp} by XDP: {total:#?}");
+    assert!(total.delivered_by_bypass >= by_xdp, "fewer than {by_xdp} by XDP: {total:#?}");
 }
 
 /// Frames in the TX ring of a queue that the device does not send by stay there.
@@ -401,7 +401,7 @@ fn netns_xdp_queues_that_cannot_send_are_left_to_the_kernel() {
         (all, all, all, 0),
         "{total:#?}"
     );
-    assert!(total.delivered_by_xdp > 0 && total.delivered_by_xdp < all, "{total:#?}");
+    assert!(total.delivered_by_bypass > 0 && total.delivered_by_bypass < all, "{total:#?}");
 }
 
 /// Takes 12 s: three changes without an event, as above.
@@ -426,5 +426,8 @@ fn netns_xdp_a_changed_device_mac_is_used() {
     let total = serving.stop().unwrap().total();
     let all = by_xdp + others;
     assert_eq!((total.arrived(), total.delivered, total.sent), (all, all, all), "{total:#?}");
-    assert!(total.delivered_by_xdp >= by_xdp + 3 && total.delivered_by_xdp <= all, "{by_xdp}: {total:#?}");
+    assert!(
+        total.delivered_by_bypass >= by_xdp + 3 && total.delivered_by_bypass <= all,
+        "{by_xdp}: {total:#?}"
+    );
 }

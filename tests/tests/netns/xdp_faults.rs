@@ -82,7 +82,7 @@ fn netns_xdp_a_killed_process_leaves_nothing() {
         client.ping();
     }
     let total = serving.stop().unwrap().total();
-    assert!(total.delivered_by_xdp > 0 && total.delivered >= 100, "{total:#?}");
+    assert!(total.delivered_by_bypass > 0 && total.delivered >= 100, "{total:#?}");
     wait_for("the end of all programs", || programs(b), String::is_empty);
 }
 
@@ -129,8 +129,8 @@ fn child_drops_its_privileges() {
     report("serving");
     wait_for_parent();
     let total = serving.stop().unwrap().total();
-    assert_eq!((total.delivered, total.delivered_by_xdp, total.sent), (2500, 2500, 2500), "{total:#?}");
-    report(&total.sent_by_xdp.to_string());
+    assert_eq!((total.delivered, total.delivered_by_bypass, total.sent), (2500, 2500, 2500), "{total:#?}");
+    report(&total.sent_by_bypass.to_string());
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn netns_xdp_a_changed_peer_mac_is_used() {
     let (a, b) = (testbed.host(0), testbed.host(1));
     let serving = echo(b, open(b, b.ip4(0).into(), |builder| _ = builder.engine(Engine::Xdp).lanes(2)));
     let client = client(a, a.ip(0, false), serving.addr);
-    let by_xdp = || serving.handle.counters().total().sent_by_xdp;
+    let by_xdp = || serving.handle.counters().total().sent_by_bypass;
     // The first replies leave through the kernel, until the next hop is known.
     let ping_by_xdp = || {
         client.ping();
@@ -269,7 +269,7 @@ fn ping(driver: &mut LaneDriver, client: &Client) -> (bool, bool) {
     client.expect(b"ping");
     let after = driver.handle.counters().total();
     assert_eq!((after.delivered - before.delivered, after.sent - before.sent), (1, 1), "{after:#?}");
-    (after.delivered_by_xdp > before.delivered_by_xdp, after.sent_by_xdp > before.sent_by_xdp)
+    (after.delivered_by_bypass > before.delivered_by_bypass, after.sent_by_bypass > before.sent_by_bypass)
 }
 
 #[test]
@@ -316,7 +316,7 @@ fn netns_xdp_options_and_extension_headers_use_the_companion() {
     }
     wait_for_arrived(&serving.handle, 50);
     let total = serving.stop().unwrap().total();
-    assert_eq!((total.delivered, total.delivered_by_xdp), (50, 20), "{total:#?}");
+    assert_eq!((total.delivered, total.delivered_by_bypass), (50, 20), "{total:#?}");
 }
 
 #[test]
@@ -337,5 +337,5 @@ fn netns_xdp_survives_link_flaps() {
     client.ping();
     let total = serving.stop().unwrap().total();
     assert_eq!((total.delivered, total.lost()), (301, 0), "{total:#?}");
-    assert!(total.delivered_by_xdp > 0);
+    assert!(total.delivered_by_bypass > 0);
 }

@@ -36,8 +36,8 @@ fn fix_ip_checksum(mut frame: Vec<u8>) -> Vec<u8> {
 }
 
 /// The action of the program on the device, by name.
-fn xdp_counts(handle: &Handle) -> HashMap<&'static str, u64> {
-    handle.xdp_counts().into_iter().map(|(_, what, count)| (what, count)).collect()
+fn frame_counts(handle: &Handle) -> HashMap<&'static str, u64> {
+    handle.frame_counts().into_iter().map(|(_, what, count)| (what, count)).collect()
 }
 
 /// A frame, and its expected outcome.
@@ -84,10 +84,10 @@ fn cases(a: &Host, b: &Host, to: SocketAddr) -> Vec<Case> {
         // From addresses that cannot be answered: our own; multicast.
         case(
             frame_to(a, b, to, b"?", |plan| plan.source = SocketAddr::new(b.ip(0, ipv6), 5)),
-            "source",
+            "bad_source",
             from_ourselves,
         ),
-        case(patched(&good, if ipv6 { 22 } else { 26 }, &[if ipv6 { 0xff } else { 0xe0 }]), "source", ""),
+        case(patched(&good, if ipv6 { 22 } else { 26 }, &[if ipv6 { 0xff } else { 0xe0 }]), "bad_source", ""),
         // Another IP version than the Ethernet type.
         case(patched(&good, 14, &[0x55]), "not_udp", ""),
         // To a closed port.
@@ -98,20 +98,20 @@ fn cases(a: &Host, b: &Host, to: SocketAddr) -> Vec<Case> {
         cases.push(case(patched(&good, 18, &far), "redirected", "malformed"));
         cases.push(case(patched(&good, 18, &[0, 4]), "redirected", "malformed"));
         // A fragment header without an end, and a chain of extension headers.
-        cases.push(case(patched(&good, 20, &[44]), "complex", ""));
-        cases.push(case(patched(&good, 20, &[60]), "complex", ""));
+        cases.push(case(patched(&good, 20, &[44]), "fragment_or_options", ""));
+        cases.push(case(patched(&good, 20, &[60]), "fragment_or_options", ""));
     } else {
         cases.push(case(patched(&good, sum, &[0, 0]), "redirected", "delivered"));
         cases.push(case(patched(&good, 24, &[good[24] ^ 1]), "redirected", "bad_checksum"));
         cases.push(case(fix_ip_checksum(patched(&good, 16, &far)), "redirected", "malformed"));
         cases.push(case(fix_ip_checksum(patched(&good, 16, &[0, 24])), "redirected", "malformed"));
         // A header of 16 bytes, a first fragment without others, and one with a large offset.
-        cases.push(case(patched(&good, 14, &[0x44]), "complex", ""));
-        cases.push(case(fix_ip_checksum(patched(&good, 20, &[0x20, 0])), "complex", ""));
-        cases.push(case(fix_ip_checksum(patched(&good, 20, &[0x1f, 0xff])), "complex", ""));
+        cases.push(case(patched(&good, 14, &[0x44]), "fragment_or_options", ""));
+        cases.push(case(fix_ip_checksum(patched(&good, 20, &[0x20, 0])), "fragment_or_options", ""));
+        cases.push(case(fix_ip_checksum(patched(&good, 20, &[0x1f, 0xff])), "fragment_or_options", ""));
         // Loopback and 0.0.0.0/8 as the sender.
-        cases.push(case(fix_ip_checksum(patched(&good, 26, &[127, 0, 0, 1])), "source", ""));
-        cases.push(case(fix_ip_checksum(patched(&good, 26, &[0, 0, 0, 0])), "source", ""));
+        cases.push(case(fix_ip_checksum(patched(&good, 26, &[127, 0, 0, 1])), "bad_source", ""));
+        cases.push(case(fix_ip_checksum(patched(&good, 26, &[0, 0, 0, 0])), "bad_source", ""));
     }
     cases
 }
@@ -143,11 +143,11 @@ fn netns_xdp_each_malformed_frame_of_a_flood_is_counted() {
         let lane = |lane: &str| ROUNDS * cases.iter().filter(|case| case.lane == lane).count() as u64;
         let arrived = of("redirected") + lane("companion") + ROUNDS;
         wait_for_arrived(&serving.handle, arrived);
-        let seen = xdp_counts(&serving.handle);
+        let seen = frame_counts(&serving.handle);
         let total = serving.stop().unwrap().total();
         let good = lane("delivered") + ROUNDS;
         let all = good + lane("companion");
-        assert_eq!((total.delivered, total.delivered_by_xdp), (all, good), "{total:#?}");
+        assert_eq!((total.delivered, total.delivered_by_bypass), (all, good), "{total:#?}");
         assert_eq!(
             (total.bad_checksum, total.malformed),
             (lane("bad_checksum"), lane("malformed")),
@@ -156,7 +156,7 @@ fn netns_xdp_each_malformed_frame_of_a_flood_is_counted() {
         assert_eq!(total.arrived(), arrived, "{total:#?}");
         assert_eq!((total.sent, total.lost(), total.recv_errors), (all, 0, 0), "{total:#?}");
         assert_eq!(seen["redirected"], of("redirected") + ROUNDS, "{seen:?}");
-        for program in ["complex", "source", "long", "no_lane", "vlan"] {
+        for program in ["fragment_or_options", "bad_source", "too_long", "no_lane", "other_vlan"] {
             assert_eq!(seen[program], of(program), "{program}: {seen:?}");
         }
         // Kernels meanwhile send neighbour and ICMP messages.
@@ -203,17 +203,17 @@ fn input_cases(a: &Host, b: &Host, port: u16, strict: bool) -> Vec<InputCase> {
         judged("to 127.1.2.3", from(at("127.1.2.3"), a.ip4(0).into()), "no_port", false),
         judged("to ::1", from(at("::1"), a.ip6(0).into()), "no_port", false),
         judged("to a mapped address", from(mapped, a.ip6(0).into()), "redirected", false),
-        judged("from the broadcast address", from(to4, broadcast), "source", !strict),
-        judged("from 255.255.255.255", from(to4, [255; 4].into()), "source", false),
-        judged("from 0.0.0.0", from(to4, [0; 4].into()), "source", false),
-        judged("from ::1", from(to6, "::1".parse().unwrap()), "source", false),
-        judged("from a link-local address", from(to6, near), "source", true),
-        judged("from an own address, IPv4", from(to4, to4.ip()), "source", false),
-        judged("from an own address, IPv6", from(to6, to6.ip()), "source", true),
+        judged("from the broadcast address", from(to4, broadcast), "bad_source", !strict),
+        judged("from 255.255.255.255", from(to4, [255; 4].into()), "bad_source", false),
+        judged("from 0.0.0.0", from(to4, [0; 4].into()), "bad_source", false),
+        judged("from ::1", from(to6, "::1".parse().unwrap()), "bad_source", false),
+        judged("from a link-local address", from(to6, near), "bad_source", true),
+        judged("from an own address, IPv4", from(to4, to4.ip()), "bad_source", false),
+        judged("from an own address, IPv6", from(to6, to6.ip()), "bad_source", true),
         judged(
             "from an own address of a device that is down",
             from(to4, DOWN_ADDR.parse().unwrap()),
-            "source",
+            "bad_source",
             false,
         ),
         judged(
@@ -257,7 +257,7 @@ fn netns_xdp_input_checks_match_the_kernel() {
             for InputCase { what, bytes, program, delivered } in input_cases(a, b, port, strict) {
                 let case = format!("{what}, {engine:?}, rp_filter {filter}");
                 println!("{case}");
-                let before = xdp_counts(&driver.handle);
+                let before = frame_counts(&driver.handle);
                 socket.send(&bytes).unwrap();
                 // When a later frame has arrived, the outcome of the earlier one is known.
                 fence.send(b"fence");
@@ -267,7 +267,7 @@ fn netns_xdp_input_checks_match_the_kernel() {
                 assert_eq!(arrived.len(), expected.len(), "{case}");
                 assert!(expected.iter().all(|one| arrived.contains(one)), "{case}");
                 if engine == Engine::Xdp {
-                    let after = xdp_counts(&driver.handle);
+                    let after = frame_counts(&driver.handle);
                     let fences = u64::from(program == "redirected");
                     assert_eq!(after["redirected"], before["redirected"] + 1 + fences, "{case}: {after:?}");
                     if program != "redirected" {
@@ -295,8 +295,8 @@ fn reverse_path_drops(host: &Host) -> u64 {
 /// Takes 12 s: 27 sockets, and three changes of a sysctl, which has no event: a refresh every four
 /// seconds finds them.
 #[test]
-fn netns_xdp_sources_behind_another_device_are_left_to_rp_filter() {
-    let name = "netns_xdp_sources_behind_another_device_are_left_to_rp_filter";
+fn netns_xdp_sources_of_another_device_are_left_to_rp_filter() {
+    let name = "netns_xdp_sources_of_another_device_are_left_to_rp_filter";
     let layout = Layout { hosts: 3, links: vec![(0, 1), (2, 1)], queues: 1, ..Layout::default() };
     let Some(testbed) = testbed(name, &layout) else { return };
     let (a, b, c) = (testbed.host(0), testbed.host(1), testbed.host(2));
@@ -350,7 +350,7 @@ fn netns_xdp_sources_behind_another_device_are_left_to_rp_filter() {
         let total = driver.handle.counters().total();
         let taken = if by_xdp { 2 } else { 0 } + if engine == Engine::Xdp { ip6 } else { 0 };
         assert_eq!(
-            (total.delivered, total.delivered_by_xdp),
+            (total.delivered, total.delivered_by_bypass),
             (got.len() as u64 + ip6, taken),
             "{case}: {total:#?}"
         );
@@ -376,7 +376,7 @@ fn follow_reverse_path_filter(testbed: &Testbed, set_filter: &dyn Fn(&str), send
                 handle.counters().total().delivered > before.delivered
             });
             let after = handle.counters().total();
-            (after.delivered_by_xdp > before.delivered_by_xdp) == by_xdp
+            (after.delivered_by_bypass > before.delivered_by_bypass) == by_xdp
         });
         sent
     };
@@ -409,7 +409,7 @@ fn netns_xdp_padding_is_no_payload() {
             let got = &driver.recv_all(1)[0];
             assert_eq!((&got.payload, got.full_len, got.truncated), (&payload, len, false));
         }
-        assert_eq!(driver.handle.counters().total().delivered_by_xdp, 19);
+        assert_eq!(driver.handle.counters().total().delivered_by_bypass, 19);
     }
 }
 
@@ -445,10 +445,10 @@ fn netns_xdp_forged_source_macs_are_not_replied_to() {
             }
         }
         peer.ping();
-        let seen = xdp_counts(&serving.handle);
+        let seen = frame_counts(&serving.handle);
         let total = serving.stop().unwrap().total();
         assert_eq!(
-            (total.delivered, total.delivered_by_xdp, total.sent),
+            (total.delivered, total.delivered_by_bypass, total.sent),
             (5 * FRAMES_EACH + 1, 4 * FRAMES_EACH + 1, 5 * FRAMES_EACH + 1)
         );
         assert!(seen["other_mac"] >= 2 * FRAMES_EACH, "{seen:?}");
@@ -483,7 +483,7 @@ fn netns_xdp_companion_delivers_fragments_and_loopback_once() {
         let total = serving.stop().unwrap().total();
         let through = 4 * FRAMES_EACH as u64;
         assert_eq!(
-            (total.delivered, total.delivered_by_xdp, total.arrived()),
+            (total.delivered, total.delivered_by_bypass, total.arrived()),
             (through + 1, 1, through + 1),
             "{total:#?}"
         );
@@ -507,7 +507,7 @@ fn netns_xdp_multi_buffer_frames_are_received() {
 fn jumbo_echo(generic: bool) {
     let testbed = Testbed::new(&Layout { queues: 1, mtu: 9000, ..Layout::default() }).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
-    // Behind the driver, frames with unfinished checksums are left to the kernel.
+    // Behind the driver, frames with partial checksums are left to the kernel.
     a.set_checksums(0, !generic).unwrap();
     let options =
         |builder: &mut manylane::Builder| _ = builder.engine(Engine::Xdp).xdp_generic(generic).lanes(1);
@@ -518,21 +518,21 @@ fn jumbo_echo(generic: bool) {
         client.send(&pattern(round, len));
         client.expect(&pattern(round, len));
     }
-    let passed = xdp_counts(&serving.handle)["unfinished"];
+    let passed = frame_counts(&serving.handle)["partial_checksum"];
     let total = serving.stop().unwrap().total();
     assert_eq!((total.delivered, total.sent, total.lost()), (200, 200, 0), "{total:#?}");
     // Fragments are left to the kernel; behind the driver, so are long frames. There, one checksum
-    // in 65,535 looks unfinished, of a short frame or a long one.
+    // in 65,535 looks partial, of a short frame or a long one.
     let by_xdp = if generic { 40 } else { 160 };
     let lowest = if generic { by_xdp - passed } else { by_xdp };
-    assert!((lowest..=by_xdp).contains(&total.delivered_by_xdp), "{passed} passed: {total:#?}");
+    assert!((lowest..=by_xdp).contains(&total.delivered_by_bypass), "{passed} passed: {total:#?}");
 }
 
-/// A finished checksum can have the value of an unfinished one. Behind the driver, where it cannot
+/// A finished checksum can have the value of a partial one. Behind the driver, where it cannot
 /// be known which it is, the kernel gets the datagram, and it arrives.
 #[test]
-fn netns_xdp_a_checksum_that_looks_unfinished_is_left_to_the_kernel() {
-    let name = "netns_xdp_a_checksum_that_looks_unfinished_is_left_to_the_kernel";
+fn netns_xdp_a_seemingly_partial_checksum_goes_to_the_kernel() {
+    let name = "netns_xdp_a_seemingly_partial_checksum_goes_to_the_kernel";
     let Some(testbed) = testbed(name, &Layout { queues: 1, ..Layout::default() }) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     for (generic, passed) in [(true, 1), (false, 0)] {
@@ -541,27 +541,27 @@ fn netns_xdp_a_checksum_that_looks_unfinished_is_left_to_the_kernel() {
         let serving = sink(b, open(b, b.ip4(0).into(), options));
         let to_server = |payload: u16| frame_to(a, b, serving.addr, &payload.to_be_bytes(), |_| ());
         // Of IPv4: the addresses, the protocol, and the length of UDP.
-        let looks_unfinished = |frame: &[u8]| {
+        let looks_partial = |frame: &[u8]| {
             let pseudo = [&frame[26..34], &[0, 17], &frame[38..40]].concat();
             frame[40..42] == (!checksum(&pseudo)).to_be_bytes()
         };
-        let found = (0..=u16::MAX).map(to_server).find(|frame| looks_unfinished(frame)).unwrap();
+        let found = (0..=u16::MAX).map(to_server).find(|frame| looks_partial(frame)).unwrap();
         let socket = sender(a);
         socket.send(&to_server(1)).unwrap();
         socket.send(&found).unwrap();
         socket.send(&to_server(2)).unwrap();
         wait_for_arrived(&serving.handle, 3);
-        let seen = xdp_counts(&serving.handle);
+        let seen = frame_counts(&serving.handle);
         let total = serving.stop().unwrap().total();
-        assert_eq!((total.delivered, total.delivered_by_xdp), (3, 3 - passed), "{total:#?}");
-        assert_eq!((seen["redirected"], seen["unfinished"]), (3 - passed, passed), "{seen:?}");
+        assert_eq!((total.delivered, total.delivered_by_bypass), (3, 3 - passed), "{total:#?}");
+        assert_eq!((seen["redirected"], seen["partial_checksum"]), (3 - passed, passed), "{seen:?}");
     }
 }
 
 fn longer_frames(generic: bool, by_xdp: u64) {
     let testbed = Testbed::new(&Layout { queues: 1, mtu: 3000, ..Layout::default() }).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
-    // Always the same port, and so the same checksums: none that looks unfinished.
+    // Always the same port, and so the same checksums: none that looks partial.
     let ours = SocketAddr::new(b.ip4(0).into(), PORT);
     let serving = sink(b, xdp(b, ours, |builder| _ = builder.xdp_generic(generic).lanes(1)));
     let socket = sender(a);
@@ -571,10 +571,10 @@ fn longer_frames(generic: bool, by_xdp: u64) {
         socket.send(&frame_to(a, b, serving.addr, &pattern(1, len), |_| ())).unwrap();
     }
     wait_for_arrived(&serving.handle, 40);
-    let seen = xdp_counts(&serving.handle);
+    let seen = frame_counts(&serving.handle);
     let total = serving.stop().unwrap().total();
     assert_eq!(
-        (total.delivered, total.delivered_by_xdp, seen["long"]),
+        (total.delivered, total.delivered_by_bypass, seen["too_long"]),
         (40, by_xdp, 40 - by_xdp),
         "{total:#?}"
     );

@@ -99,7 +99,7 @@ fn netns_xdp_limits_admit_a_burst_of_each_source() {
         let counters = serving.stop().unwrap();
         let total = counters.total();
         assert_eq!(
-            (total.delivered, total.delivered_by_xdp, counters.filter_drops.limited),
+            (total.delivered, total.delivered_by_bypass, counters.filter_drops.limited),
             (10, 10, 23),
             "{total:#?}"
         );

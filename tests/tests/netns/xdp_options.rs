@@ -91,7 +91,10 @@ fn netns_xdp_a_spinning_lane_sleeps_after_its_time() {
         }
         receiver.join().unwrap();
         let total = handle.counters().total();
-        assert_eq!((total.delivered, total.delivered_by_xdp), (2, if engine == Engine::Xdp { 2 } else { 0 }));
+        assert_eq!(
+            (total.delivered, total.delivered_by_bypass),
+            (2, if engine == Engine::Xdp { 2 } else { 0 })
+        );
     }
 }
 
@@ -166,13 +169,13 @@ fn auto(host: &Host, change: impl FnOnce(&mut Builder) + Send) -> manylane::Resu
 /// The reason for the fallback to engine `mmsg`, which works.
 fn fallback(a: &Host, b: &Host, socket: Socket) -> String {
     assert_eq!(socket.engine(), Engine::Mmsg);
-    assert_eq!(socket.xdp_queues().len(), 0);
+    assert_eq!(socket.device_queues().len(), 0);
     let why = socket.fallback().unwrap().to_owned();
     let serving = echo(b, socket);
     let client = client(a, a.ip4(0).into(), serving.addr);
     (0..10).for_each(|_| client.ping());
     let total = serving.stop().unwrap().total();
-    assert_eq!((total.delivered, total.sent, total.delivered_by_xdp), (10, 10, 0), "{total:#?}");
+    assert_eq!((total.delivered, total.sent, total.delivered_by_bypass), (10, 10, 0), "{total:#?}");
     why
 }
 
@@ -182,7 +185,7 @@ fn netns_xdp_auto_uses_xdp_on_named_devices() {
     let Some(testbed) = testbed(name, &ipv4_layout(2)) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let socket = auto(b, |_| ()).unwrap();
-    assert_eq!((socket.engine(), socket.fallback(), socket.xdp_queues().len()), (Engine::Xdp, None, 2));
+    assert_eq!((socket.engine(), socket.fallback(), socket.device_queues().len()), (Engine::Xdp, None, 2));
     let serving = echo(b, socket);
     let one = client(a, a.ip4(0).into(), serving.addr);
     let first = ping_until_sent_by_xdp(&one, &serving.handle);

@@ -30,7 +30,7 @@ fn check_echo(a: &Host, b: &Host) {
     let serving = echo(b, b.run(|| xdp_builder(b).open().unwrap()));
     client(a, a.ip4(0).into(), serving.addr).ping();
     let total = serving.stop().unwrap().total();
-    assert_eq!((total.delivered, total.delivered_by_xdp), (1, 1), "{total:#?}");
+    assert_eq!((total.delivered, total.delivered_by_bypass), (1, 1), "{total:#?}");
     wait_for("the end of all programs", || programs(b), String::is_empty);
 }
 

@@ -95,13 +95,13 @@ fn child_serves_xdp_as_nobody() {
     report("nobody");
     // Addresses are followed.
     wait_until("a datagram of the later lane", &handle, || to_later.load(Ordering::Relaxed) > 0);
-    let before = total().delivered_by_xdp;
-    wait_for("a datagram by XDP", total, |total| total.delivered_by_xdp > before);
+    let before = total().delivered_by_bypass;
+    wait_for("a datagram by XDP", total, |total| total.delivered_by_bypass > before);
     report("followed");
     // The device is removed.
-    wait_for("the device to be gone", || handle.xdp_queues(), Vec::is_empty);
+    wait_for("the device to be gone", || handle.device_queues(), Vec::is_empty);
     assert_eq!(warnings.recv_timeout(TEST_TIMEOUT).unwrap(), "engine xdp: device link0 was removed");
-    let of_first = total().delivered_by_xdp;
+    let of_first = total().delivered_by_bypass;
     report("gone");
     // It is added again, and its datagrams arrive through the kernel only.
     let warning = warnings.recv_timeout(TEST_TIMEOUT).unwrap();
@@ -109,18 +109,18 @@ fn child_serves_xdp_as_nobody() {
     report("warned");
     wait_for_parent();
     assert_nobody();
-    assert!(handle.xdp_queues().is_empty());
+    assert!(handle.device_queues().is_empty());
     assert_eq!(xdp_count(&handle, "redirected"), 0);
     let total = serving.stop().unwrap().total();
     assert_eq!(
-        (total.sent, total.lost(), total.delivered_by_xdp),
+        (total.sent, total.lost(), total.delivered_by_bypass),
         (total.delivered, 0, of_first),
         "{total:#?}"
     );
     assert_eq!(total.arrived(), total.delivered, "{total:#?}");
     let more: Vec<String> = warnings.try_iter().collect();
     assert!(more.is_empty(), "said once: {more:?}");
-    report(&format!("{} {}", total.delivered, total.delivered_by_xdp));
+    report(&format!("{} {}", total.delivered, total.delivered_by_bypass));
 }
 
 /// Peers, routes, addresses and links change, and the unprivileged process continues past the

@@ -157,7 +157,7 @@ impl<'t> FramePeer<'t> {
             sent(&self.serving.handle.counters().total())
         });
         let after = self.serving.handle.counters().total();
-        (replies, after.sent_by_xdp - before.sent_by_xdp == count as u64)
+        (replies, after.sent_by_bypass - before.sent_by_bypass == count as u64)
     }
 
     /// The next frame from the server. The socket also receives our own frames and those of the
@@ -237,7 +237,7 @@ fn netns_xdp_replies_match_the_header_writers_byte_for_byte() {
     }
 }
 
-/// Special checksums: none, an unfinished one, and zero.
+/// Special checksums: none, a partial one, and zero.
 #[test]
 fn netns_xdp_replies_always_have_a_checksum() {
     let name = "netns_xdp_replies_always_have_a_checksum";

@@ -200,7 +200,7 @@ fn netns_xdp_no_rx_hints_on_inconsistent_lengths() {
 }
 
 /// Payloads of all lengths, with padding and without, with a checksum that is right, wrong,
-/// missing, or unfinished.
+/// missing, or partial.
 #[test]
 fn netns_xdp_rx_hints_on_valid_short_datagrams() {
     const NAME: &str = "netns_xdp_rx_hints_on_valid_short_datagrams";
@@ -231,7 +231,7 @@ fn netns_xdp_rx_hints_on_valid_short_datagrams() {
         }
         let came = send_through(a, b, &mut behind, &frames);
         assert_eq!(came.len(), frames.len());
-        // Right and unfinished ones, and over IPv4 those without a checksum.
+        // Right and partial ones, and over IPv4 those without a checksum.
         let kinds = if ipv6 { 2 } else { 3 };
         assert_eq!(check(b, &frames, &came), (longest + 1) * kinds * 2);
     }

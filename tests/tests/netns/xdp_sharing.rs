@@ -40,7 +40,7 @@ fn netns_xdp_sockets_of_a_process_receive_only_their_own() {
         }
         let mut firsts = Vec::new();
         for serving in &all {
-            assert_eq!(serving.handle.xdp_queues().len(), 4);
+            assert_eq!(serving.handle.device_queues().len(), 4);
             firsts.push(ping_until_sent_by_xdp(&client(a, a.ip4(0).into(), serving.addr), &serving.handle));
         }
         std::thread::scope(|scope| {
@@ -87,7 +87,7 @@ fn netns_xdp_closing_a_socket_does_not_affect_others() {
         let sending = scope.spawn(|| sender.send(Until::Count(DATAGRAMS)).unwrap().datagrams);
         for round in 1..=ROUNDS {
             let serving = other.take().unwrap_or_else(|| echo(b, open()));
-            assert_eq!(serving.handle.xdp_queues().len(), 2);
+            assert_eq!(serving.handle.device_queues().len(), 2);
             let first = one(&serving);
             let due = DATAGRAMS / (ROUNDS + 1) * round;
             wait_for_arrived(&stays.handle, due);
@@ -127,7 +127,7 @@ fn netns_xdp_receives_and_replies_on_configured_vlans() {
     let socket = a.run(|| PacketSocket::listen(a.device_index(0).unwrap())).unwrap();
     sock::set_recv_timeout(socket.as_fd(), TEST_TIMEOUT).unwrap();
     let (vlan, service) = (ether_type::VLAN, ether_type::SERVICE_VLAN);
-    let before = xdp_count(&with.handle, "vlan");
+    let before = xdp_count(&with.handle, "other_vlan");
     // With priorities, which are in the replies, too. ID 0 is not a VLAN.
     for tags in [
         [tag(vlan, 5), None],
@@ -155,7 +155,7 @@ fn netns_xdp_receives_and_replies_on_configured_vlans() {
             assert!(got.has_valid_checksums());
         }
     }
-    assert_eq!(xdp_count(&with.handle, "vlan"), before);
+    assert_eq!(xdp_count(&with.handle, "other_vlan"), before);
     // The kernel of the other host has no such device, and drops them.
     let refused = [
         (&with, [tag(vlan, 7), None]),
@@ -173,8 +173,8 @@ fn netns_xdp_receives_and_replies_on_configured_vlans() {
         }
     }
     let due = before + DATAGRAMS_EACH * refused.len() as u64;
-    wait_until("all frames with a tag", &with.handle, || xdp_count(&with.handle, "vlan") >= due);
-    assert_eq!(xdp_count(&with.handle, "vlan"), due);
+    wait_until("all frames with a tag", &with.handle, || xdp_count(&with.handle, "other_vlan") >= due);
+    assert_eq!(xdp_count(&with.handle, "other_vlan"), due);
     // Frames without a tag, or with a priority only, are for every socket.
     for tags in [[None, None], [tag(vlan, 0xe000), None]] {
         let sent = frame((a, from), (b, without.addr), b"everybody's", |plan| plan.vlans = tags);

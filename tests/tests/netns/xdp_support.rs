@@ -61,7 +61,7 @@ pub(crate) fn programs(host: &Host) -> String {
 /// All datagrams that arrived were delivered, and all arrived by XDP.
 pub(crate) fn assert_all_by_xdp(total: &LaneCounters, arrived: u64) {
     assert_eq!(
-        (total.arrived(), total.delivered, total.delivered_by_xdp),
+        (total.arrived(), total.delivered, total.delivered_by_bypass),
         (arrived, arrived, arrived),
         "{total:#?}"
     );
@@ -71,22 +71,22 @@ pub(crate) fn assert_all_by_xdp(total: &LaneCounters, arrived: u64) {
 /// through the companion.
 pub(crate) fn assert_replies_by_xdp(total: &LaneCounters, first: u64) {
     assert_eq!((total.sent, total.lost()), (total.delivered, 0), "{total:#?}");
-    assert!(total.sent - total.sent_by_xdp <= first, "more than {first} replies past XDP: {total:#?}");
+    assert!(total.sent - total.sent_by_bypass <= first, "more than {first} replies past XDP: {total:#?}");
 }
 
 /// Sum of the counter `what` over the programs of all devices.
 pub(crate) fn xdp_count(handle: &Handle, what: &str) -> u64 {
-    handle.xdp_counts().iter().filter(|(_, name, _)| *name == what).map(|(_, _, n)| n).sum()
+    handle.frame_counts().iter().filter(|(_, name, _)| *name == what).map(|(_, _, n)| n).sum()
 }
 
 /// Pings until a reply has left by XDP, and returns the number of pings.
 pub(crate) fn ping_until_sent_by_xdp(client: &Client, handle: &Handle) -> u64 {
-    pings_until(client, handle, |total| total.sent_by_xdp)
+    pings_until(client, handle, |total| total.sent_by_bypass)
 }
 
 /// Pings until a request has arrived by XDP, and returns the number of pings.
 pub(crate) fn ping_until_recv_by_xdp(client: &Client, handle: &Handle) -> u64 {
-    pings_until(client, handle, |total| total.delivered_by_xdp)
+    pings_until(client, handle, |total| total.delivered_by_bypass)
 }
 
 fn pings_until(client: &Client, handle: &Handle, what: impl Fn(&LaneCounters) -> u64) -> u64 {
@@ -129,7 +129,7 @@ pub(crate) fn frame_to(
 /// True if exactly the queues `queues` of `device` belong to open lanes, with numbers that differ
 /// by at most one.
 pub(crate) fn is_balanced(handle: &Handle, device: &str, queues: u32) -> bool {
-    let served = handle.xdp_queues();
+    let served = handle.device_queues();
     let mut numbers: Vec<u32> =
         served.iter().filter(|queue| queue.device == device).map(|queue| queue.queue).collect();
     numbers.sort_unstable();
@@ -138,7 +138,7 @@ pub(crate) fn is_balanced(handle: &Handle, device: &str, queues: u32) -> bool {
         lanes.iter().map(|lane| served.iter().filter(|queue| queue.lane == *lane).count()).collect();
     numbers == (0..queues).collect::<Vec<_>>()
         && each.iter().sum::<usize>() == served.len()
-        && each.iter().max().zip(each.iter().min()).is_some_and(|(most, least)| most - least <= 1)
+        && each.iter().max().zip(each.iter().min()).is_some_and(|(max, min)| max - min <= 1)
 }
 
 /// The address of `host` on its first link, with a port selected by the kernel.

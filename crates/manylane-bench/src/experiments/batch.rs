@@ -140,7 +140,7 @@ pub fn run(
 
 fn measure(
     setup: &mut Setup,
-    mut taker: BatchReceiver,
+    mut receiver: BatchReceiver,
     (fills, flows): (usize, u16),
     config: Config<RecvMethod>,
     round: usize,
@@ -149,12 +149,12 @@ fn measure(
     let load = Load { pps: None, duration: Duration::ZERO, size: config.size, flows, gso: false };
     let mut sum = BatchSample { round, ..BatchSample::default() };
     // A multishot receive is armed by the first call.
-    taker.recv()?;
+    receiver.recv()?;
     let mut time = Duration::ZERO;
     for fill in 0..=fills {
-        let sent = setup.send_until(taker.addr, &load, Until::Count(FILL_DATAGRAMS))?.datagrams;
+        let sent = setup.send_until(receiver.addr, &load, Until::Count(FILL_DATAGRAMS))?.datagrams;
         let before = cpu::thread_cpu_time();
-        let (got, calls) = drain(&mut taker, sent)?;
+        let (got, calls) = drain(&mut receiver, sent)?;
         let spent = cpu::thread_cpu_time().saturating_sub(before);
         // The first one warms up.
         if fill > 0 {
@@ -170,10 +170,10 @@ fn measure(
 }
 
 /// Receives `sent` datagrams, or as many as arrive, and returns the number of calls.
-fn drain(taker: &mut BatchReceiver, sent: u64) -> Result<(u64, u64)> {
+fn drain(receiver: &mut BatchReceiver, sent: u64) -> Result<(u64, u64)> {
     let (mut got, mut calls, mut in_vain) = (0, 0, 0);
     while got < sent && in_vain < EMPTY_CALLS_MAX {
-        let some = taker.recv()?;
+        let some = receiver.recv()?;
         got += some as u64;
         calls += 1;
         in_vain = if some == 0 { in_vain + 1 } else { 0 };

@@ -131,9 +131,9 @@ impl Bench<'_> {
     /// The configurations whose no-loss rate is searched: all, or in a quick run those with the
     /// most threads.
     fn searched_configs<'c>(&self, configs: &'c [Config]) -> impl Iterator<Item = &'c Config> + use<'c> {
-        let most = configs.iter().map(|config| config.threads).max();
+        let threads_max = configs.iter().map(|config| config.threads).max();
         let quick = self.options.quick;
-        configs.iter().filter(move |config| !quick || Some(config.threads) == most)
+        configs.iter().filter(move |config| !quick || Some(config.threads) == threads_max)
     }
 
     fn trial_duration(&self) -> Duration {

@@ -184,26 +184,26 @@ fn recv_loop(
     // The last batch was full, so that there was no delay after it.
     let mut is_owed = false;
     while !worker.should_stop() {
-        let mut most = 0;
+        let mut frames_max = 0;
         for socket in &mut share {
             let result = receive(socket)?;
             delivered += u64::from(result.datagrams);
-            most = most.max(result.frames);
+            frames_max = frames_max.max(result.frames);
         }
-        if most == 0 && is_owed {
+        if frames_max == 0 && is_owed {
             is_owed = false;
             tick::sleep(delay);
             continue;
         }
-        if most == 0 {
+        if frames_max == 0 {
             let idle = if share.iter().any(RawXsk::is_sending) { TX_POLL_TIMEOUT } else { IDLE_POLL_TIMEOUT };
             // Errors are ignored, because the rings show readiness, too.
             let _ = watch.wait(idle)?.count();
             continue;
         }
         worker.stats.set_delivered(delivered);
-        is_owed = !delay.is_zero() && most == batch;
-        if !delay.is_zero() && most < batch {
+        is_owed = !delay.is_zero() && frames_max == batch;
+        if !delay.is_zero() && frames_max < batch {
             tick::sleep(delay);
         }
     }

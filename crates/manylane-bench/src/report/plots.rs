@@ -83,10 +83,10 @@ pub(super) fn lines(labels: &[String], x: &str, y: &str, series: &[Series]) -> R
             chart.draw_series(points.iter().map(mark)).map_err(plot_error)?;
         }
         if is_cut {
-            let most = samples().copied().filter(|value| value.is_finite()).fold(0.0, f64::max);
+            let max = samples().copied().filter(|value| value.is_finite()).fold(0.0, f64::max);
             let style = ("sans-serif", FONT_SIZE - 2).into_font().color(&INK);
             let place = (WIDTH as i32 - 190, 2);
-            area.draw(&Text::new(format!("▲ higher, up to {}", format_number(most)), place, style))
+            area.draw(&Text::new(format!("▲ higher, up to {}", format_number(max)), place, style))
                 .map_err(plot_error)?;
         }
         Ok(())
@@ -267,8 +267,8 @@ fn hex(colour: RGBColor) -> String {
 }
 
 fn axis_max<'a>(values: impl Iterator<Item = &'a f64>) -> f64 {
-    let most = values.copied().filter(|value| value.is_finite()).fold(0.0, f64::max);
-    if most > 0.0 { most * 1.08 } else { 1.0 }
+    let max = values.copied().filter(|value| value.is_finite()).fold(0.0, f64::max);
+    if max > 0.0 { max * 1.08 } else { 1.0 }
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "used as a function for map_err")]

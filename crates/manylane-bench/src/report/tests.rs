@@ -44,7 +44,7 @@ fn page<R: Figures + Clone>(schema: &str, rows: &[R], plots: usize, lines: usize
 }
 
 #[test]
-fn costs_are_compared_with_the_cheapest_baseline_of_as_many_threads() {
+fn costs_are_compared_with_the_cheapest_equal_baseline() {
     let row = |receiver: &str, threads, cost: f64| {
         let samples = (0..5).map(|round| sample(round, cost + round as f64)).collect();
         let row = BenchRow::from_samples(receiver, threads, threads, 10, samples);
@@ -180,8 +180,8 @@ fn each_part_of_a_flood_has_its_figures() {
         });
         FloodRow::from_samples(part, variant, "lane/xdp", 32, samples.collect())
     };
-    let pauses = |who: &str, longest_ms: f64, longest_apart_ms| FloodPauses {
-        who: who.into(),
+    let pauses = |thread: &str, longest_ms: f64, longest_apart_ms| FloodPauses {
+        thread: thread.into(),
         seconds: 1.0,
         longest_ms,
         longest_unstolen_ms: Some(11.5),

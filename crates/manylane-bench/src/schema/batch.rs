@@ -36,7 +36,7 @@ pub struct BatchRow {
     /// Maximum number of messages of a call.
     pub messages: usize,
     /// Average number of messages of a call.
-    pub messages_taken: f64,
+    pub messages_per_call: f64,
     /// Share of the sent datagrams that were not received.
     pub loss: f64,
     /// Nanoseconds of CPU of the receiving thread per datagram.
@@ -55,7 +55,7 @@ impl BatchRow {
             lanes: 1,
             size,
             messages,
-            messages_taken: middle(|seen| seen.delivered as f64 / seen.calls.max(1) as f64),
+            messages_per_call: middle(|seen| seen.delivered as f64 / seen.calls.max(1) as f64),
             loss: middle(|seen| 1.0 - seen.delivered.min(seen.sent) as f64 / seen.sent.max(1) as f64),
             rx_cpu_ns: middle(|seen| seen.rx_cpu_ns),
             samples,
@@ -72,7 +72,7 @@ impl Figures for BatchRow {
             self.receiver.clone(),
             self.size.to_string(),
             self.messages.to_string(),
-            format!("{:.1}", self.messages_taken),
+            format!("{:.1}", self.messages_per_call),
             format!("{:.3}", self.loss * 100.0),
             format!("{:.0}", self.rx_cpu_ns),
             format_quartiles(self.samples.iter().map(|sample| sample.rx_cpu_ns), 0),

@@ -38,7 +38,7 @@ pub struct FlapRow {
     /// Sent and not delivered.
     pub lost: f64,
     /// The same in the worst sample, because medians hide rare losses.
-    pub lost_most: u64,
+    pub lost_max: u64,
     /// Those of the lost datagrams that the kernel counted as dropped at the receiver's sockets.
     pub kernel_dropped: f64,
     /// Microseconds that the event took.
@@ -71,7 +71,7 @@ impl FlapRow {
             refused: middle(|seen| seen.refused as f64),
             delivered: middle(|seen| seen.sample.delivered as f64),
             lost: middle(|seen| seen.lost as f64),
-            lost_most: samples.iter().map(|seen| seen.lost).max().unwrap_or(0),
+            lost_max: samples.iter().map(|seen| seen.lost).max().unwrap_or(0),
             kernel_dropped: middle(|seen| seen.sample.kernel_dropped as f64),
             event_micros: middle(|seen| seen.event_micros as f64),
             samples,
@@ -97,8 +97,8 @@ impl Figures for FlapRow {
 
     fn cells(&self, _all: &[Self]) -> Vec<String> {
         let Metrics { receiver, threads, size, offered_pps, .. } = &self.figures;
-        let most = self.lost_most as f64;
-        let counts = [self.sent, self.refused, self.delivered, self.lost, most, self.kernel_dropped];
+        let lost_max = self.lost_max as f64;
+        let counts = [self.sent, self.refused, self.delivered, self.lost, lost_max, self.kernel_dropped];
         let mut cells = vec![self.event.clone(), receiver.clone(), threads.to_string(), size.to_string()];
         cells.push(format_number(*offered_pps));
         cells.extend(counts.map(|count| format!("{count:.0}")));
@@ -118,7 +118,7 @@ impl Figures for FlapRow {
                 "Datagrams that entered the link and were not delivered",
                 "Dark line: the worst sample. Lower is better.",
                 "datagrams",
-                |row| (Some(row.lost), Some(row.lost_most as f64)),
+                |row| (Some(row.lost), Some(row.lost_max as f64)),
             ),
             by_event.lines("Length of the event", "A link stays down for 20 ms of it.", "ms", |row| {
                 row.samples.iter().map(|seen| seen.event_micros as f64 / 1e3).collect()

@@ -30,10 +30,10 @@ pub struct FloodSample {
 }
 
 impl FloodSample {
-    /// The pauses of `who`.
+    /// The pauses of `thread`.
     #[must_use]
-    pub fn pauses_of(&self, who: &str) -> Option<&FloodPauses> {
-        self.pauses.iter().find(|pauses| pauses.who == who)
+    pub fn pauses_of(&self, thread: &str) -> Option<&FloodPauses> {
+        self.pauses.iter().find(|pauses| pauses.thread == thread)
     }
 }
 
@@ -79,7 +79,7 @@ pub struct FloodPauses {
     /// `program beside the sender` (on that one's), `lane` (between two calls of its closure),
     /// `observer` (a thread that sleeps 100 µs again and again; how late it wakes), `sender`
     /// (between two reads of its schedule).
-    pub who: String,
+    pub thread: String,
     /// Its CPU.
     pub cpu: usize,
     /// Length of the observation in seconds.
@@ -171,34 +171,34 @@ impl FloodRow {
         let some = |value: &dyn Fn(&FloodSample) -> Option<f64>| {
             median_of(&samples.iter().filter_map(value).collect::<Vec<f64>>())
         };
-        let who = watched(part);
+        let thread = watched(part);
         let rss: Vec<u64> = samples
             .iter()
             .filter_map(|seen| seen.memory.as_ref())
             .flat_map(|seen| seen.rss_kib.clone())
             .collect();
-        let grown = rss.iter().max().zip(rss.first()).map(|(most, first)| *most as i64 - *first as i64);
+        let grown = rss.iter().max().zip(rss.first()).map(|(max, first)| *max as i64 - *first as i64);
         Self {
             part: part.into(),
             variant: variant.into(),
             figures: Metrics::from_samples(receiver, 1, 1, size, samples.iter().map(|seen| &seen.sample)),
             answered: some(&|seen| seen.clients.map(|clients| clients.share())),
-            longest_ms: some(&|seen| seen.pauses_of(who).map(|pauses| pauses.longest_ms)),
+            longest_ms: some(&|seen| seen.pauses_of(thread).map(|pauses| pauses.longest_ms)),
             longest_unstolen_ms: some(&|seen| {
-                seen.pauses_of(who).and_then(|pauses| pauses.longest_unstolen_ms)
+                seen.pauses_of(thread).and_then(|pauses| pauses.longest_unstolen_ms)
             }),
             grown_kib: grown,
             samples,
         }
     }
 
-    /// The pauses of `who`, of each round.
-    pub fn pauses<'a>(&'a self, who: &'a str) -> impl Iterator<Item = &'a FloodPauses> {
-        self.samples.iter().filter_map(move |seen| seen.pauses_of(who))
+    /// The pauses of `thread`, of each round.
+    pub fn pauses<'a>(&'a self, thread: &'a str) -> impl Iterator<Item = &'a FloodPauses> {
+        self.samples.iter().filter_map(move |seen| seen.pauses_of(thread))
     }
 
-    fn values_of(&self, who: &str, value: impl Fn(&FloodPauses) -> Option<f64>) -> Vec<f64> {
-        self.pauses(who).filter_map(value).collect()
+    fn values_of(&self, thread: &str, value: impl Fn(&FloodPauses) -> Option<f64>) -> Vec<f64> {
+        self.pauses(thread).filter_map(value).collect()
     }
 
     fn values_of_clients(&self, value: fn(&FloodClients) -> f64) -> Vec<f64> {
@@ -247,7 +247,7 @@ impl Figures for FloodRow {
         let format = |value: Option<f64>, digits: usize| {
             value.map_or_else(|| "–".into(), |value| format!("{value:.digits$}"))
         };
-        let (who, beside) = (watched(&self.part), SENDER_CPU_PROGRAM);
+        let (thread, beside) = (watched(&self.part), SENDER_CPU_PROGRAM);
         let median = |values: Vec<f64>| median_of(&values);
         // The variant without a flood, or with one source.
         let base = all.iter().find(|row| row.part == self.part);
@@ -262,8 +262,8 @@ impl Figures for FloodRow {
             format(median(self.values_of_clients(|clients| clients.p99_ms)), 1),
             format(self.longest_ms, 1),
             format(self.longest_unstolen_ms, 1),
-            format(median(self.values_of(who, |seen| Some(seen.over_1ms_per_second()))), 1),
-            format(median(self.values_of(who, |seen| Some(100.0 * seen.share?))), 0),
+            format(median(self.values_of(thread, |seen| Some(seen.over_1ms_per_second()))), 1),
+            format(median(self.values_of(thread, |seen| Some(100.0 * seen.share?))), 0),
             base.map_or_else(String::new, |base| format_ratio(&self.decisive(), &base.decisive())),
             format(median(self.values_of(beside, |seen| Some(seen.longest_ms))), 1),
             format(median(self.values_of(beside, |seen| seen.longest_apart_ms)), 1),

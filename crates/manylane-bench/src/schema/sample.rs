@@ -1,4 +1,4 @@
-//! What traffic benchmarks share: a sample, and the medians of several.
+//! The common part of traffic benchmarks: a sample, and the medians of several.
 
 use std::time::Duration;
 

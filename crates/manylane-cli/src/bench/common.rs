@@ -1,4 +1,4 @@
-//! What all benchmarks share: the progress bar, the options, the report.
+//! The common part of all benchmarks: the progress bar, the options, the report.
 
 use std::io::Write as _;
 use std::path::Path;

@@ -76,10 +76,10 @@ impl Place {
     }
 
     /// Checks that the payloads fit the frames of a testbed.
-    pub(super) fn check_sizes(self, sizes: &[usize], most: usize) -> Result<()> {
-        match sizes.iter().find(|size| self.has_device() && **size > most) {
+    pub(super) fn check_sizes(self, sizes: &[usize], size_max: usize) -> Result<()> {
+        match sizes.iter().find(|size| self.has_device() && **size > size_max) {
             Some(size) => Err(UsageError(format!(
-                "--size {size} does not fit into a frame of the testbed: expected at most {most}"
+                "--size {size} does not fit into a frame of the testbed: expected at most {size_max}"
             ))
             .into()),
             None => Ok(()),

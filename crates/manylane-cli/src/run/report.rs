@@ -92,7 +92,7 @@ pub(super) struct Report {
 }
 
 macro_rules! receiver {
-    ($($(#[doc = $doc:literal])* $cell:ident: $name:ident;)*) => {
+    ($($(#[doc = $doc:literal])* $name:ident;)*) => {
         /// A thread that receives on a socket.
         #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize)]
         pub(super) struct Receiver {
@@ -129,7 +129,7 @@ macro_rules! receiver {
                     pid: slot.pid.load(Relaxed),
                     tid: slot.tid.load(Relaxed),
                     open: slot.state.load(Relaxed) == report::OPEN,
-                    $($name: slot.$cell.load(Relaxed),)*
+                    $($name: slot.$name.load(Relaxed),)*
                     inode: slot.inode.load(Relaxed),
                 }
             }
@@ -171,9 +171,9 @@ pub(super) struct Fallback {
 }
 
 impl Report {
-    /// Datagrams received and sent by all receivers.
+    /// Datagrams delivered to and sent by all receivers.
     pub(super) fn total(&self) -> (u64, u64) {
-        (self.sum(|one| one.received), self.sum(|one| one.sent))
+        (self.sum(|one| one.delivered), self.sum(|one| one.sent))
     }
 
     /// Sum over all receivers. The numbers are written by the program, so the sum must not
@@ -218,8 +218,8 @@ mod tests {
             slot.addr.set(&"127.0.0.1:53".parse().unwrap());
             slot.lane.store(lane, Relaxed);
             slot.pid.store(7, Relaxed);
-            slot.rx_datagrams.store(100, Relaxed);
-            slot.rx_bad_frames.store(at as u64, Relaxed);
+            slot.delivered.store(100, Relaxed);
+            slot.bad_frames.store(at as u64, Relaxed);
             slot.inode.store(40 + at as u64, Relaxed);
             slot.state.store(state, Relaxed);
         }
@@ -232,8 +232,8 @@ mod tests {
         assert_eq!(report.pids().into_iter().collect::<Vec<_>>(), [7, 70]);
         assert!(matches!(&report.fallbacks[..], [one] if one.reason == "passed" && one.count == 2));
         // The program may write invalid values.
-        theirs.receivers[0].rx_datagrams.store(u64::MAX, Relaxed);
-        theirs.receivers[0].rx_bad_frames.store(u64::MAX, Relaxed);
+        theirs.receivers[0].delivered.store(u64::MAX, Relaxed);
+        theirs.receivers[0].bad_frames.store(u64::MAX, Relaxed);
         let report = shared.read();
         assert_eq!((report.total(), report.sum(|one| one.bad_frames)), ((u64::MAX, 0), u64::MAX));
     }

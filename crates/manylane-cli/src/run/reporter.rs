@@ -232,7 +232,7 @@ fn line(report: &Report, before: &Report, seconds: f64) -> String {
     let rate = |now: u64, then: u64| now.saturating_sub(then) as f64 / seconds.max(1e-3);
     let (now, then) = (report.total(), before.total());
     let mut text = format!(
-        "{}, {}/s received, {}/s sent",
+        "{}, {}/s delivered, {}/s sent",
         format_lanes(report.lanes()),
         format_number(rate(now.0, then.0)),
         format_number(rate(now.1, then.1))
@@ -245,7 +245,11 @@ fn line(report: &Report, before: &Report, seconds: f64) -> String {
             // The slot may have had another owner before.
             let then = before.receivers.get(at).filter(|then| then.tid == one.tid);
             // Writing to a string does not fail.
-            _ = write!(text, " {}", format_number(rate(one.received, then.map_or(0, |then| then.received))));
+            _ = write!(
+                text,
+                " {}",
+                format_number(rate(one.delivered, then.map_or(0, |then| then.delivered)))
+            );
         }
     }
     let fallbacks = report.fallbacks.iter().map(|fallback| fallback.count).fold(0, u64::saturating_add);
@@ -279,9 +283,13 @@ fn text(report: &Report) -> String {
             report.receivers.len() - ROWS_MAX
         );
     }
-    let by_xdp = (report.sum(|one| one.received_by_xdp), report.sum(|one| one.sent_by_xdp));
-    if by_xdp != (0, 0) {
-        _ = write!(text, "\npast the kernel's stack (engine xdp): {} received, {} sent", by_xdp.0, by_xdp.1);
+    let by_bypass = (report.sum(|one| one.delivered_by_bypass), report.sum(|one| one.sent_by_bypass));
+    if by_bypass != (0, 0) {
+        _ = write!(
+            text,
+            "\npast the kernel's stack (engine xdp): {} delivered, {} sent",
+            by_bypass.0, by_bypass.1
+        );
     }
     let bad = report.sum(|one| one.bad_frames);
     if bad > 0 {
@@ -312,10 +320,10 @@ const ROWS_MAX: usize = 40;
 
 /// The receivers with the most datagrams, in the order of their appearance.
 fn table(receivers: &[Receiver]) -> Table {
-    let mut most: Vec<(usize, &Receiver)> = receivers.iter().enumerate().collect();
-    most.sort_by_key(|(at, one)| (std::cmp::Reverse(one.received), *at));
-    most.truncate(ROWS_MAX);
-    most.sort_by_key(|(at, _)| *at);
+    let mut rows: Vec<(usize, &Receiver)> = receivers.iter().enumerate().collect();
+    rows.sort_by_key(|(at, one)| (std::cmp::Reverse(one.delivered), *at));
+    rows.truncate(ROWS_MAX);
+    rows.sort_by_key(|(at, _)| *at);
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     table.set_header([
@@ -323,22 +331,21 @@ fn table(receivers: &[Receiver]) -> Table {
         "lane",
         "process",
         "thread",
-        "received",
+        "delivered",
         "per call",
         "of other lanes",
         "sent",
     ]);
-    for (_, one) in most {
-        let per_call =
-            if one.receive_calls > 0 { one.received as f64 / one.receive_calls as f64 } else { 0.0 };
+    for (_, one) in rows {
+        let per_call = if one.batches > 0 { one.delivered as f64 / one.batches as f64 } else { 0.0 };
         table.add_row([
             one.socket.clone(),
             one.lane.map_or_else(|| "-".into(), |lane| lane.to_string()),
             one.pid.to_string(),
             one.tid.to_string(),
-            one.received.to_string(),
+            one.delivered.to_string(),
             format!("{per_call:.1}"),
-            one.received_from_other_lanes.to_string(),
+            one.delivered_from_other_lanes.to_string(),
             one.sent.to_string(),
         ]);
     }
@@ -355,16 +362,16 @@ mod tests {
     use super::super::backlog::Queue;
     use super::*;
 
-    fn report(received: [u64; 2]) -> Report {
+    fn report(delivered: [u64; 2]) -> Report {
         let receiver = |at: usize| Receiver {
             socket: "127.0.0.1:53".into(),
             lane: Some(at as u32),
             pid: 7,
             tid: 8 + at as u32,
             open: true,
-            received: received[at],
-            sent: received[at],
-            receive_calls: 10,
+            delivered: delivered[at],
+            sent: delivered[at],
+            batches: 10,
             bad_frames: at as u64 * 5,
             ..Receiver::default()
         };
@@ -379,7 +386,7 @@ mod tests {
     fn the_line_has_rates_and_the_table_has_sums() {
         let line = line(&report([300, 100]), &report([100, 100]), 2.0);
         assert!(
-            line.starts_with("2 lanes, 100/s received") && line.ends_with("each: 100 0; 4 fallbacks"),
+            line.starts_with("2 lanes, 100/s delivered") && line.ends_with("each: 100 0; 4 fallbacks"),
             "{line}"
         );
         let text = text(&report([300, 100]));
@@ -410,14 +417,14 @@ mod tests {
         for line in [
             "manylane_run_processes_total 1",
             "manylane_run_lanes 2",
-            "manylane_run_received_total{socket=\"127.0.0.1:53\",lane=\"0\",pid=\"7\",tid=\"8\"} 300",
-            "manylane_run_received_total{socket=\"127.0.0.1:53\",lane=\"1\",pid=\"7\",tid=\"9\"} 100",
+            "manylane_run_delivered_total{socket=\"127.0.0.1:53\",lane=\"0\",pid=\"7\",tid=\"8\"} 300",
+            "manylane_run_delivered_total{socket=\"127.0.0.1:53\",lane=\"1\",pid=\"7\",tid=\"9\"} 100",
             "manylane_run_bad_frames_total{socket=\"127.0.0.1:53\",lane=\"1\",pid=\"7\",tid=\"9\"} 5",
             "manylane_run_queued_bytes{socket=\"127.0.0.1:53\",lane=\"0\",pid=\"7\",tid=\"8\"} 500",
             "manylane_run_queue_limit_bytes{socket=\"127.0.0.1:53\",lane=\"0\",pid=\"7\",tid=\"8\"} 2000",
             "manylane_run_kernel_dropped_total{socket=\"127.0.0.1:53\",lane=\"0\",pid=\"7\",tid=\"8\"} 3",
             "manylane_run_fallbacks_total{reason=\"\"} 3",
-            "# HELP manylane_run_received_total Datagrams returned to the program.",
+            "# HELP manylane_run_delivered_total Datagrams returned to the program.",
         ] {
             assert!(page.lines().any(|there| there == line), "{line} is not in\n{page}");
         }

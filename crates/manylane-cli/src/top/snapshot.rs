@@ -53,7 +53,7 @@ pub(super) struct Lane {
     pub(super) program: String,
     pub(super) engine: String,
     pub(super) thread: Option<u32>,
-    pub(super) received: u64,
+    pub(super) delivered: u64,
     pub(super) sent: u64,
     pub(super) queued: Option<u64>,
     pub(super) queue_limit: Option<u64>,
@@ -194,7 +194,7 @@ impl Snapshot {
         seen.engine = sample.label("engine").into();
         let counter = name.strip_suffix("_total").unwrap_or(name);
         match counter {
-            "delivered" => seen.received = sample.value,
+            "delivered" => seen.delivered = sample.value,
             "sent" => seen.sent = sample.value,
             "queued_bytes" => seen.queued = Some(sample.value),
             "queue_limit_bytes" => seen.queue_limit = Some(sample.value),
@@ -230,7 +230,7 @@ impl Snapshot {
             seen.thread = Some(tid);
         }
         match name {
-            "received_total" => seen.received = sample.value,
+            "delivered_total" => seen.delivered = sample.value,
             "sent_total" => seen.sent = sample.value,
             "queued_bytes" => seen.queued = Some(sample.value),
             "queue_limit_bytes" => seen.queue_limit = Some(sample.value),
@@ -295,8 +295,8 @@ mod tests {
         snapshot.add(
             8,
             "manylane",
-            "manylane_run_received_total{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 11\n\
-             manylane_run_received_by_xdp_total{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 1\n\
+            "manylane_run_delivered_total{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 11\n\
+             manylane_run_delivered_by_bypass_total{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 1\n\
              manylane_run_bad_frames_total{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 2\n\
              manylane_run_queued_bytes{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 50\n\
              manylane_run_queue_limit_bytes{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 200\n\
@@ -307,7 +307,7 @@ mod tests {
              manylane_run_lanes 1\n",
         );
         let lanes: Vec<(&str, u64)> =
-            snapshot.lanes.iter().map(|(key, lane)| (&*key.lane, lane.received)).collect();
+            snapshot.lanes.iter().map(|(key, lane)| (&*key.lane, lane.delivered)).collect();
         assert_eq!(lanes, [("2", 6), ("10", 5), ("-", 11)], "by number");
         let second = snapshot.lanes.values().next().unwrap();
         assert_eq!((second.sent, second.queued, second.queue_limit), (4, Some(100), None));
@@ -330,10 +330,10 @@ mod tests {
         let late = page.replace("_sent_", "_delivered_")
             + "manylane_filter_dropped_total{socket=\"a\",reason=\"limited\"} 8\n\
                manylane_run_ring_frames{socket=\"a\",device=\"eth0\",queue=\"1\"} 6\n\
-               manylane_run_received_total{socket=\"a\",lane=\"\",pid=\"7\",tid=\"9\"} 1\n";
+               manylane_run_delivered_total{socket=\"a\",lane=\"\",pid=\"7\",tid=\"9\"} 1\n";
         snapshot.add(7, "hostile", &(page + &late));
         assert_eq!((snapshot.row_count(), snapshot.lanes.len()), (ROWS_MAX, ROWS_MAX));
-        assert!(snapshot.lanes.values().all(|lane| (lane.sent, lane.received) == (1, 1)));
+        assert!(snapshot.lanes.values().all(|lane| (lane.sent, lane.delivered) == (1, 1)));
         assert!(snapshot.lanes.keys().all(|key| key.socket.len() <= 128));
         let notes: Vec<u32> = snapshot.silent.iter().map(|note| note.pid).collect();
         assert_eq!(notes, [7], "once");

@@ -19,12 +19,12 @@ pub(super) struct Row {
     pub(super) lane: String,
     pub(super) thread: Option<u32>,
     /// Since it was opened.
-    pub(super) received: u64,
+    pub(super) delivered: u64,
     pub(super) sent: u64,
     /// By reason.
     pub(super) lost: BTreeMap<String, u64>,
     /// Per second.
-    pub(super) received_pps: f64,
+    pub(super) delivered_pps: f64,
     pub(super) sent_pps: f64,
     pub(super) lost_pps: f64,
     /// Memory used in the lane's kernel queue, and its limit.
@@ -77,7 +77,7 @@ pub(super) struct CpuRow {
 pub(super) enum Sort {
     #[default]
     Lane,
-    Received,
+    Delivered,
     Lost,
     Cpu,
 }
@@ -85,8 +85,8 @@ pub(super) enum Sort {
 impl Sort {
     pub(super) fn next(self) -> Self {
         match self {
-            Self::Lane => Self::Received,
-            Self::Received => Self::Lost,
+            Self::Lane => Self::Delivered,
+            Self::Delivered => Self::Lost,
             Self::Lost => Self::Cpu,
             Self::Cpu => Self::Lane,
         }
@@ -95,7 +95,7 @@ impl Sort {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Lane => "lane",
-            Self::Received => "received",
+            Self::Delivered => "delivered",
             Self::Lost => "lost",
             Self::Cpu => "cpu",
         }
@@ -133,10 +133,10 @@ impl View {
                 engine: lane.engine.clone(),
                 lane: key.lane.clone(),
                 thread: lane.thread,
-                received: lane.received,
+                delivered: lane.delivered,
                 sent: lane.sent,
                 lost: lane.lost.clone(),
-                received_pps: rate(lane.received, then.map(|then| then.received)),
+                delivered_pps: rate(lane.delivered, then.map(|then| then.delivered)),
                 sent_pps: rate(lane.sent, then.map(|then| then.sent)),
                 lost_pps: rate(lost, then.map(|then| sum(then.lost.values()))),
                 queued_bytes: lane.queued,
@@ -190,18 +190,18 @@ impl View {
     }
 
     pub(super) fn sort(&mut self, by: Sort) {
-        let most = |a: f64, b: f64| b.partial_cmp(&a).unwrap_or(Ordering::Equal);
+        let descending = |a: f64, b: f64| b.partial_cmp(&a).unwrap_or(Ordering::Equal);
         // The sort is stable: equal rows stay in the order of lanes.
         self.rows.sort_by(|a, b| match by {
             Sort::Lane => Ordering::Equal,
-            Sort::Received => most(a.received_pps, b.received_pps),
-            Sort::Lost => most(a.lost_pps, b.lost_pps),
-            Sort::Cpu => most(a.cpu.unwrap_or(0.0), b.cpu.unwrap_or(0.0)),
+            Sort::Delivered => descending(a.delivered_pps, b.delivered_pps),
+            Sort::Lost => descending(a.lost_pps, b.lost_pps),
+            Sort::Cpu => descending(a.cpu.unwrap_or(0.0), b.cpu.unwrap_or(0.0)),
         });
     }
 
     /// The text form: a few tables.
-    pub(super) fn text(&self, most: usize) -> String {
+    pub(super) fn text(&self, rows_max: usize) -> String {
         let mut text = String::new();
         if self.rows.is_empty() {
             text.push_str(NO_LANES_MESSAGE);
@@ -210,15 +210,15 @@ impl View {
             let mut table = Table::new();
             table.load_style(presets::NOTHING);
             table.set_header(TABLE_HEADER);
-            for row in self.rows.iter().take(most) {
+            for row in self.rows.iter().take(rows_max) {
                 table.add_row(row.cells());
             }
             for column in table.column_iter_mut().skip(2) {
                 column.set_cell_alignment(CellAlignment::Right);
             }
             text += &format!("{table}\n");
-            if self.rows.len() > most {
-                text += &format!("and {} more (--rows)\n", self.rows.len() - most);
+            if self.rows.len() > rows_max {
+                text += &format!("and {} more (--rows)\n", self.rows.len() - rows_max);
             }
         }
         for row in self.rows.iter().filter(|row| !row.lost.is_empty()) {
@@ -318,7 +318,7 @@ impl Row {
             format!("{} {}", self.pid, self.program),
             self.socket.clone(),
             self.lane.clone(),
-            format_number(self.received_pps.round()),
+            format_number(self.delivered_pps.round()),
             format_number(self.sent_pps.round()),
             queue,
             format_number(self.lost_pps.round()),
@@ -361,7 +361,7 @@ pub(super) mod tests {
     use super::super::snapshot::Ring;
     use super::*;
 
-    const PAGE: &str = "manylane_lane_delivered_total{socket=\"192.0.2.1:53\",engine=\"xdp\",lane=\"0\"} RECEIVED\n\
+    const PAGE: &str = "manylane_lane_delivered_total{socket=\"192.0.2.1:53\",engine=\"xdp\",lane=\"0\"} DELIVERED\n\
         manylane_lane_sent_total{socket=\"192.0.2.1:53\",engine=\"xdp\",lane=\"0\"} 100\n\
         manylane_lane_kernel_dropped_total{socket=\"192.0.2.1:53\",engine=\"xdp\",lane=\"0\"} LOST\n\
         manylane_lane_queued_bytes{socket=\"192.0.2.1:53\",engine=\"xdp\",lane=\"0\"} 50\n\
@@ -371,13 +371,13 @@ pub(super) mod tests {
         manylane_lane_ring_entries{socket=\"192.0.2.1:53\",engine=\"xdp\",lane=\"1\"} 2048\n\
         manylane_lane_ring_frames{socket=\"192.0.2.1:53\",engine=\"xdp\",lane=\"0\"} 20\n\
         manylane_lane_ring_entries{socket=\"192.0.2.1:53\",engine=\"xdp\",lane=\"0\"} 2048\n\
-        manylane_filter_dropped_total{socket=\"192.0.2.1:53\",engine=\"xdp\",reason=\"limited\"} RECEIVED\n";
+        manylane_filter_dropped_total{socket=\"192.0.2.1:53\",engine=\"xdp\",reason=\"limited\"} DELIVERED\n";
 
     /// Two lanes over two seconds; one got 1000 datagrams per second and lost 20.
     pub(in crate::top) fn view() -> View {
-        let snap = |received: &str, lost: &str, softirq, cpu| {
+        let snap = |delivered: &str, lost: &str, softirq, cpu| {
             let mut snap = Snapshot::default();
-            snap.add(4242, "echo", &PAGE.replace("RECEIVED", received).replace("LOST", lost));
+            snap.add(4242, "echo", &PAGE.replace("DELIVERED", delivered).replace("LOST", lost));
             snap.cpus.insert(0, Cpu { softirq, idle: 100, total: 100 + 2 * softirq });
             snap.cpus.insert(1, Cpu { softirq: 0, idle: 100 + 2 * softirq, total: 100 + 2 * softirq });
             snap.lanes.values_mut().next().unwrap().cpu = Some(cpu);
@@ -394,8 +394,8 @@ pub(super) mod tests {
     fn rates_are_of_the_time_between() {
         let mut view = view();
         let row = &view.rows[0];
-        assert_eq!((row.received_pps, row.sent_pps, row.lost_pps, row.cpu), (1000.0, 0.0, 20.0, Some(0.5)));
-        assert_eq!((row.received, row.losses().as_str()), (2500, "kernel_dropped 40"));
+        assert_eq!((row.delivered_pps, row.sent_pps, row.lost_pps, row.cpu), (1000.0, 0.0, 20.0, Some(0.5)));
+        assert_eq!((row.delivered, row.losses().as_str()), (2500, "kernel_dropped 40"));
         assert_eq!(row.cells()[3..], ["1000", "0", "25%", "20", "50%"].map(String::from));
         assert_eq!(view.rows[1].cells()[5], "50%", "of its rings");
         assert_eq!((view.cpus[0].softirq, view.cpus[0].busy, view.cpus[1].busy), (0.5, 1.0, 0.0));
@@ -424,9 +424,9 @@ pub(super) mod tests {
     #[test]
     fn new_threads_have_no_rates_yet() {
         let mut snap = Snapshot::default();
-        snap.add(1, "x", PAGE.replace("RECEIVED", "9").replace("LOST", "9").as_str());
+        snap.add(1, "x", PAGE.replace("DELIVERED", "9").replace("LOST", "9").as_str());
         let view = View::from_snapshots(&Snapshot::default(), &snap, 1.0);
-        assert!(view.rows.iter().all(|row| row.received_pps == 0.0 && row.lost_pps == 0.0));
+        assert!(view.rows.iter().all(|row| row.delivered_pps == 0.0 && row.lost_pps == 0.0));
         assert_eq!(View::from_snapshots(&snap, &Snapshot::default(), 1.0).rows, []);
     }
 }

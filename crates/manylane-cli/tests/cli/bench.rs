@@ -162,13 +162,13 @@ fn netns_bench_flap_writes_one_document() {
     let more = ["--events", "nothing,sender-link", "--receivers", "lane/mmsg", "--json"];
     let document = document(&[&words[..], &[out.to_str().unwrap()], &more].concat(), |document| {
         let rows = &document["rows"];
-        rows[0]["lost_most"] == 0 && rows[1]["refused"].as_f64().is_some_and(|refused| refused > 0.0)
+        rows[0]["lost_max"] == 0 && rows[1]["refused"].as_f64().is_some_and(|refused| refused > 0.0)
     });
     assert_eq!(document["schema"], "manylane.bench.flap.v1");
     let rows = document["rows"].as_array().unwrap();
     let events: Vec<&str> = rows.iter().map(|row| row["event"].as_str().unwrap()).collect();
     assert_eq!(events, ["nothing", "sender-link"]);
-    assert_eq!(rows[0]["lost_most"], 0, "{}", rows[0]);
+    assert_eq!(rows[0]["lost_max"], 0, "{}", rows[0]);
     assert!(rows[1]["refused"].as_f64().unwrap() > 0.0, "{}", rows[1]);
     let kept = fs::read_to_string(out.join("bench-flap.json")).unwrap();
     assert_eq!(program::document(&kept), document);

@@ -394,11 +394,11 @@ fn netns_tune_keeps_remote_sessions() {
     }
     let (document, code) = tune(&["queues-unused", "--allow-link-reset"]);
     assert_eq!((&document["rows"][0]["outcome"], code), (&"done".into(), 0));
-    let most = manylane_measure::machine::online_cpus().len().min(4) as u32;
-    assert_eq!(queues(), most);
+    let max = manylane_measure::machine::online_cpus().len().min(4) as u32;
+    assert_eq!(queues(), max);
     // Undoing is a change like any other.
     let (document, code) = tune(&["--undo", "queues-unused"]);
-    assert_eq!((&document["rows"][0]["outcome"], code, queues()), (&"refused".into(), 1, most));
+    assert_eq!((&document["rows"][0]["outcome"], code, queues()), (&"refused".into(), 1, max));
     host.ip_batch("route del default\n").unwrap();
     assert_eq!((tune(&["--undo", "queues-unused"]).1, queues()), (0, 1));
 }

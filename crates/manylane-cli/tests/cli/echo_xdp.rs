@@ -81,7 +81,7 @@ fn netns_echo_answers_on_the_configured_vlans() {
     assert_eq!(child.wait().unwrap().code(), Some(0));
     let served: Value = serde_json::from_str(&text).unwrap();
     let total = served["rows"].as_array().unwrap().iter().find(|row| row["lane"] == "total").unwrap();
-    for name in ["arrived", "delivered_by_xdp", "delivered", "sent"] {
+    for name in ["arrived", "delivered_by_bypass", "delivered", "sent"] {
         assert_eq!(total[name], 3 * FRAMES_EACH, "{name} of {total}");
     }
 }

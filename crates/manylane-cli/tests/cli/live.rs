@@ -133,7 +133,7 @@ fn check_top_lanes(engine: &str) {
     let top = || document(None, &["top", &pid, "--json", "--interval", "50ms"]);
     // A reply may be here before its lane has counted it.
     let seen = wait_for("100 datagrams sent", top, |seen| sum(seen, "sent") == 100);
-    assert_eq!((sum(&seen, "received"), sum(&seen, "sent")), (100, 100), "{seen}");
+    assert_eq!((sum(&seen, "delivered"), sum(&seen, "sent")), (100, 100), "{seen}");
     assert_eq!(seen["schema"], "manylane.top.v1");
     let rows = seen["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 2);
@@ -222,7 +222,7 @@ fn netns_xdp_top_shows_the_rings_of_a_lane_of_the_library() {
             (&addr.as_str().into(), &"xdp".into(), Some(std::process::id().into()))
         );
         assert_eq!(
-            (row["received"].as_u64(), row["ring_frames"].as_u64()),
+            (row["delivered"].as_u64(), row["ring_frames"].as_u64()),
             (Some(received), Some(waiting)),
             "{row}"
         );
@@ -235,7 +235,7 @@ fn netns_xdp_top_shows_the_rings_of_a_lane_of_the_library() {
     let redirected = |all: u64| {
         wait_for(
             "all datagrams redirected",
-            || handle.xdp_counts(),
+            || handle.frame_counts(),
             |counts| counts.iter().any(|(_, what, count)| *what == "redirected" && *count == all),
         );
     };
@@ -263,7 +263,7 @@ fn netns_xdp_top_shows_the_rings_of_a_lane_of_the_library() {
     let rows = top();
     let row = &rows[0];
     assert_eq!(
-        (row["received"].as_u64(), row["ring_frames"].as_u64(), &row["lost"]),
+        (row["delivered"].as_u64(), row["ring_frames"].as_u64(), &row["lost"]),
         (Some(SENT_DATAGRAMS + 8), Some(56), &serde_json::json!({ "xsk_dropped": 36 })),
         "{rows}"
     );
@@ -315,7 +315,7 @@ fn netns_xdp_limits_of_echo_change_from_outside() {
     assert_eq!(text, format!("deny    {own}\ndropped 3 denied, 7 over a limit\n"));
     let seen = document(Some(b), &["top", "--json", "--interval", "50ms"]);
     assert_eq!(
-        (sum(&seen, "received"), &seen["settings"]["filter_drops"][0]["limited"]),
+        (sum(&seen, "delivered"), &seen["settings"]["filter_drops"][0]["limited"]),
         (25, &7.into()),
         "{seen}"
     );
@@ -366,7 +366,7 @@ fn netns_xdp_limits_of_programs_that_are_run() {
         (asked, run_ok(Some(b), &["limit", &pid]))
     };
     wait_for("the rule", ask, |(asked, limits)| *asked > 20 && limits.contains("deny    203.0.113.0/24"));
-    wait_for("all requests counted", shown, |seen| sum(seen, "received") == asked);
+    wait_for("all requests counted", shown, |seen| sum(seen, "delivered") == asked);
     let own = a.ip4(0).to_string();
     run_ok(None, &["limit", &pid, "--deny", &own]);
     for _ in 0..9 {
@@ -374,7 +374,7 @@ fn netns_xdp_limits_of_programs_that_are_run() {
     }
     let limits = || document(None, &["limit", &pid, "--json"]);
     wait_for("9 denied datagrams", limits, |seen| seen["rows"][0]["denied"] == 9);
-    assert_eq!(sum(&shown(), "received"), asked);
+    assert_eq!(sum(&shown(), "delivered"), asked);
     run_ok(None, &["limit", &pid, "--forget", &own]);
     ping(&socket);
     running.end();

@@ -125,7 +125,7 @@ fn too_many_port_ranges_are_an_error_before_the_program_starts() {
 }
 
 #[test]
-fn invalid_inherited_ports_are_an_error_before_the_program_starts() {
+fn invalid_inherited_ports_are_refused_before_the_start() {
     let run = |ports: &str, options: &[&str]| {
         let mut command = Command::new(PROGRAM);
         command.arg("run").args(options).args(["--", "echo", "started"]).env("MANYLANE_PORTS", ports);
@@ -374,12 +374,12 @@ fn wait_for_stderr(wanted: &str, options: &[&str], variables: &[(&str, &str)]) -
 
 #[test]
 fn run_logs_events_while_the_program_runs() {
-    let said = wait_for_stderr("no lanes, 0/s received, 0/s sent", &["--interval=20ms"], &[]);
+    let said = wait_for_stderr("no lanes, 0/s delivered, 0/s sent", &["--interval=20ms"], &[]);
     assert!(said.ends_with("no thread received on a UDP socket"), "{said}");
 }
 
 #[test]
-fn metrics_are_served_while_it_runs_and_signals_stay_the_launchers() {
+fn metrics_are_served_and_signals_stay_the_launchers() {
     let script = "trap 'exit 7' TERM; echo ready; while :; do read line || exit 8; done";
     let mut child = Command::new(PROGRAM)
         .args(["run", "--metrics", "0", "--quiet", "--", "sh", "-c", script])
@@ -553,8 +553,8 @@ sock.bind(0, "127.0.0.1", () => {
 "#;
 
 #[test]
-fn loopback_files_with_the_descriptor_of_a_closed_socket_are_read() {
-    const TEST: &str = "loopback_files_with_the_descriptor_of_a_closed_socket_are_read";
+fn loopback_files_with_a_closed_sockets_descriptor_are_read() {
+    const TEST: &str = "loopback_files_with_a_closed_sockets_descriptor_are_read";
     for (program, word, script, package) in
         [("python3", "-c", PYTHON_CLOSE_SCRIPT, "python3"), ("node", "-e", NODE_CLOSE_SCRIPT, "nodejs")]
     {

@@ -105,7 +105,7 @@ static void step_ppoll(struct step *step)
 static void by_select(struct step *step, bool with_mask)
 {
 	struct pollfd fds[FDS_MAX];
-	int count = collect(step, fds), most = 0, done;
+	int count = collect(step, fds), nfds = 0, done;
 	struct timeval time = { .tv_usec = ARG(0) * 1000 };
 	struct timespec exact = { .tv_nsec = ARG(0) * 1000000 };
 	bool is_otherwise;
@@ -124,18 +124,18 @@ static void by_select(struct step *step, bool with_mask)
 			FD_SET(fd, &sets[1]);
 		if (fds[at].events & POLLPRI)
 			FD_SET(fd, &sets[2]);
-		most = fd >= most ? fd + 1 : most;
+		nfds = fd >= nfds ? fd + 1 : nfds;
 	}
-	done = with_mask ? pselect(most, &sets[0], &sets[1], &sets[2], &exact,
+	done = with_mask ? pselect(nfds, &sets[0], &sets[1], &sets[2], &exact,
 				   NULL) :
-			   select(most, &sets[0], &sets[1], &sets[2], &time);
+			   select(nfds, &sets[0], &sets[1], &sets[2], &time);
 	is_otherwise = done >= 0 && may_report_differently(step, fds, count);
 	if (is_otherwise)
 		print(" = some");
 	else
 		print_result(done);
 	for (int set = 0; set < 3; set++)
-		for (int fd = 0; fd < most; fd++)
+		for (int fd = 0; fd < nfds; fd++)
 			if (FD_ISSET(fd, &sets[set]) &&
 			    !(is_otherwise && !set && is_instance(fd)))
 				print(" %c%d", "rwx"[set], fd);
@@ -187,14 +187,14 @@ static void step_epoll_wait(struct step *step)
 {
 	struct epoll_event events[16] = { 0 };
 	struct timespec time = { .tv_nsec = ARG(2) * 1000000 };
-	int most = (int)ARG(1) % 17, done;
+	int maxevents = (int)ARG(1) % 17, done;
 
 	if (ARG(3) == 0)
-		done = epoll_wait(FD, events, most, (int)ARG(2));
+		done = epoll_wait(FD, events, maxevents, (int)ARG(2));
 	else if (ARG(3) == 1)
-		done = epoll_pwait(FD, events, most, (int)ARG(2), NULL);
+		done = epoll_pwait(FD, events, maxevents, (int)ARG(2), NULL);
 	else
-		done = epoll_pwait2(FD, events, most, &time, NULL);
+		done = epoll_pwait2(FD, events, maxevents, &time, NULL);
 	if (done >= 0 &&
 	    (shared->has_left_watched || is_changed_by_others(step))) {
 		print(" = some");

@@ -37,7 +37,7 @@ fn compare(how: &str, wanted: usize, options: &[&str]) -> (Report, usize) {
         let (status, report) = server.end();
         assert!(status.success(), "{status}");
         if let Some(report) = report {
-            assert_eq!(report.received(addr), load.count() + requests, "{report:?}");
+            assert_eq!(report.delivered(addr), load.count() + requests, "{report:?}");
             let lanes = report.lanes(addr);
             found = Some((report, lanes));
         }

@@ -67,7 +67,7 @@ fn serve(
     let (status, report) = server.end();
     assert!(status.success(), "{status}");
     if let Some(report) = report.as_ref().filter(|report| report.lanes(addr) > 1) {
-        assert_eq!(report.received(addr), requests, "{report:?}");
+        assert_eq!(report.delivered(addr), requests, "{report:?}");
     }
     (replies, report, addr)
 }

@@ -54,7 +54,7 @@ fn serve(sandbox: &Sandbox, with: Option<&[&str]>) -> (Vec<String>, Option<Repor
     let (status, report) = server.end();
     assert!(status.success(), "{status}");
     if let Some(report) = &report {
-        assert_eq!(report.received(addr), load.count() + requests, "{report:?}");
+        assert_eq!(report.delivered(addr), load.count() + requests, "{report:?}");
     }
     (replies, report, addr)
 }

@@ -43,7 +43,7 @@ fn serve(sandbox: &Sandbox, with: Option<&[&str]>) -> (Vec<Vec<u8>>, Option<Repo
     assert!(status.success(), "{status}");
     let received = load.count() as usize + requests;
     if let Some(report) = &report {
-        assert_eq!(report.received(addr), received as u64, "{report:?}");
+        assert_eq!(report.delivered(addr), received as u64, "{report:?}");
     }
     (replies, report)
 }

@@ -28,7 +28,7 @@ for pid in children:
 
 fn compare(test: &str, program: &str) {
     let ScriptRun { addr, report, answered, .. } = script::compare(test, "python3", program);
-    assert_eq!(report.received(addr), answered, "{report:?}");
+    assert_eq!(report.delivered(addr), answered, "{report:?}");
     // Several receivers have lanes.
     let lanes = report.lanes(addr);
     assert_eq!(lanes, if test.ends_with("forking") { 4 } else { lanes.min(1) }, "{report:?}");

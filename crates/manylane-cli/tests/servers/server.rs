@@ -135,7 +135,7 @@ impl Server {
         let receivers = || {
             ask(self);
             let open = file.report().receivers.iter().filter(|at| at.state.load(Relaxed) == OPEN);
-            open.map(|at| (at.lane.load(Relaxed), at.rx_datagrams.load(Relaxed))).collect::<Vec<_>>()
+            open.map(|at| (at.lane.load(Relaxed), at.delivered.load(Relaxed))).collect::<Vec<_>>()
         };
         wait_for("lanes of all receivers (lane, received)", receivers, |all| {
             all.iter().filter(|(lane, _)| *lane != NO_LANE).count() >= lanes
@@ -230,8 +230,8 @@ impl Report {
     }
 
     /// Datagrams that were received there.
-    pub(crate) fn received(&self, addr: SocketAddr) -> u64 {
-        self.rows(addr).map(|row| row["received"].as_u64().unwrap()).sum()
+    pub(crate) fn delivered(&self, addr: SocketAddr) -> u64 {
+        self.rows(addr).map(|row| row["delivered"].as_u64().unwrap()).sum()
     }
 
     /// Reasons of fallbacks.

@@ -111,22 +111,21 @@ impl XdpSetup {
 
 /// Number of frames received and sent so far.
 fn frames(file: &ReportFile) -> (u64, u64) {
-    file.report()
-        .receivers
-        .iter()
-        .fold((0, 0), |sum, at| (sum.0 + at.rx_frames.load(Relaxed), sum.1 + at.tx_frames.load(Relaxed)))
+    file.report().receivers.iter().fold((0, 0), |sum, at| {
+        (sum.0 + at.delivered_by_bypass.load(Relaxed), sum.1 + at.sent_by_bypass.load(Relaxed))
+    })
 }
 
 /// Checks the report of a server that got `requests` requests, of which the kernel delivered
 /// `by_kernel`.
 fn check(report: &Report, requests: u64, by_kernel: u64) {
-    assert_eq!(report.sum("received"), requests, "{report:?}");
+    assert_eq!(report.sum("delivered"), requests, "{report:?}");
     // The last reply of a receiver may arrive before it is counted, and then the server ends.
     let sent = report.sum("sent");
     assert!((requests - RECEIVERS..=requests).contains(&sent), "{sent} sent of {requests}: {report:?}");
-    let rest = requests - report.sum("received_by_xdp");
+    let rest = requests - report.sum("delivered_by_bypass");
     assert!((by_kernel..=by_kernel + WARM_UP_DATAGRAMS).contains(&rest), "{rest} by the kernel: {report:?}");
-    assert!(report.sum("sent_by_xdp") > 0, "{report:?}");
+    assert!(report.sum("sent_by_bypass") > 0, "{report:?}");
     assert_eq!(report.reasons(), [""; 0]);
 }
 
@@ -311,8 +310,8 @@ fn netns_xdp_memcached() {
         let (status, report) = server.end();
         assert!(status.success(), "{status}");
         if let Some(report) = report {
-            assert_eq!(report.sum("received"), WARM_UP_DATAGRAMS + LOAD.count(), "{report:?}");
-            let rest = WARM_UP_DATAGRAMS + LOAD.count() - report.sum("received_by_xdp");
+            assert_eq!(report.sum("delivered"), WARM_UP_DATAGRAMS + LOAD.count(), "{report:?}");
+            let rest = WARM_UP_DATAGRAMS + LOAD.count() - report.sum("delivered_by_bypass");
             assert!(rest <= 2 * WARM_UP_DATAGRAMS, "{rest} by the kernel: {report:?}");
             assert_eq!(report.reasons(), [""; 0]);
         }
@@ -327,7 +326,7 @@ impl Report {
 
     /// Number of frames that were received at a port.
     fn by_xdp(&self, port: u16) -> u64 {
-        self.sum_of_port(port, "received_by_xdp")
+        self.sum_of_port(port, "delivered_by_bypass")
     }
 
     fn sum_of_port(&self, port: u16, name: &str) -> u64 {
@@ -394,7 +393,7 @@ fn netns_xdp_receive_calls() {
         assert_eq!((report.sum_of_port(7013, "bad_frames"), report.sum("bad_frames")), (103, 103));
         // Valid sends use the queue. Otherwise the invalid ones would not have been tested on it.
         // The launcher may be held up until they are over, before it knows the next hop.
-        let sent = report.sum_of_port(7019, "sent_by_xdp");
+        let sent = report.sum_of_port(7019, "sent_by_bypass");
         if sent >= 20 {
             return;
         }

@@ -28,7 +28,7 @@ pub use self::reason::Reason;
 /// First word of a report.
 pub const MAGIC: u32 = 0x4853_4c4d;
 /// Version of the layout.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Number of receiver slots.
 pub const RECEIVERS: usize = 1024;
 /// Number of reason slots.
@@ -46,38 +46,38 @@ pub const OPEN: u32 = 2;
 pub const ENDED: u32 = 3;
 
 /// Passes the counters of a receiver to the macro `$then`: the documentation of each, which is also
-/// its help in metrics, its field in [`Receiver`], and its name in JSON and metrics.
+/// its help in metrics, and its name in [`Receiver`], JSON and metrics.
 #[macro_export]
 macro_rules! receiver_counters {
     ($then:ident) => {
         $then! {
             /// Datagrams returned to the program.
-            rx_datagrams: received;
+            delivered;
             /// Bytes of the datagrams returned to the program.
-            rx_bytes: received_bytes;
-            /// Calls of the program that returned datagrams.
-            rx_batches: receive_calls;
-            /// Received datagrams that were in the lane of another thread.
-            rx_from_other_lanes: received_from_other_lanes;
-            /// Received datagrams that bypassed the kernel's stack (engine xdp).
-            rx_frames: received_by_xdp;
+            delivered_bytes;
+            /// Receive calls that returned datagrams. A prefetched datagram needs none.
+            batches;
+            /// Delivered datagrams that were in the lane of another thread.
+            delivered_from_other_lanes;
+            /// Delivered datagrams that bypassed the kernel's stack (engine xdp).
+            delivered_by_bypass;
             /// Frames that were dropped because they were malformed or had a wrong checksum (engine
             /// xdp).
-            rx_bad_frames: bad_frames;
+            bad_frames;
             /// Datagrams sent.
-            tx_datagrams: sent;
+            sent;
             /// Bytes of the datagrams sent.
-            tx_bytes: sent_bytes;
-            /// Calls of the program that sent datagrams.
-            tx_batches: send_calls;
+            sent_bytes;
+            /// Calls for sending. Replies that are sent together need one.
+            send_calls;
             /// Sent datagrams that bypassed the kernel's stack (engine xdp).
-            tx_frames: sent_by_xdp;
+            sent_by_bypass;
         }
     };
 }
 
 macro_rules! receiver {
-    ($($(#[$doc:meta])* $cell:ident: $name:ident;)*) => {
+    ($($(#[$doc:meta])* $name:ident;)*) => {
         atomics! {
             /// A thread that receives on a socket (`struct mls_receiver`). Only that thread writes
             /// it.
@@ -92,7 +92,7 @@ macro_rules! receiver {
                 pub lane: AtomicU32,
                 /// The address that the socket is bound to.
                 pub addr: Addr,
-                $($(#[$doc])* pub $cell: AtomicU64,)*
+                $($(#[$doc])* pub $name: AtomicU64,)*
                 /// Inode of its lane's kernel socket, as in `/proc/PID/fd` and `/proc/net/udp`; 0
                 /// if it is not known.
                 pub inode: AtomicU64,
@@ -102,7 +102,7 @@ macro_rules! receiver {
         impl Receiver {
             /// Sets all counters to 0.
             pub fn clear(&self) {
-                $(self.$cell.store(0, Ordering::Relaxed);)*
+                $(self.$name.store(0, Ordering::Relaxed);)*
             }
         }
     };
@@ -171,9 +171,9 @@ const _: () = assert!(size_of::<ReasonSlot>() == 64);
 const _: () = assert!(offset_of!(ReasonSlot, last_addr) == 16);
 const _: () = assert!(size_of::<Receiver>() == 128);
 const _: () = assert!(offset_of!(Receiver, addr) == 16);
-const _: () = assert!(offset_of!(Receiver, rx_datagrams) == 40);
-const _: () = assert!(offset_of!(Receiver, rx_from_other_lanes) == 64);
-const _: () = assert!(offset_of!(Receiver, tx_frames) == 112);
+const _: () = assert!(offset_of!(Receiver, delivered) == 40);
+const _: () = assert!(offset_of!(Receiver, delivered_from_other_lanes) == 64);
+const _: () = assert!(offset_of!(Receiver, sent_by_bypass) == 112);
 const _: () = assert!(offset_of!(Receiver, inode) == 120);
 const _: () = assert!(offset_of!(Report, receivers) == 64 + 64 * REASONS);
 const _: () = assert!(Reason::ALL.len() <= REASONS);

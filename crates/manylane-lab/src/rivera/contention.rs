@@ -156,19 +156,19 @@ fn caller_rows(reader: &str, seen: &Contentions, reading: &ReadSample) -> Vec<Ro
         }
         cells
     };
-    let most = |waits: &[crate::locks::Contention]| {
+    let sum = |waits: &[crate::locks::Contention]| {
         waits.iter().fold((0, 0, 0), |(count, ns, longest), wait| {
             (count + wait.count, ns + wait.ns, wait.longest_ns.max(longest))
         })
     };
-    let all = most(&seen.waits);
+    let all = sum(&seen.waits);
     let mut rows = line("all locks", all.0, all.1, all.2);
     let (told, others) = seen.waits.split_at(seen.waits.len().min(CALLERS_MAX));
     for wait in told {
         rows.extend(line(&format!("{} in {}", wait.lock, wait.caller), wait.count, wait.ns, wait.longest_ns));
     }
     if !others.is_empty() {
-        let (count, ns, longest) = most(others);
+        let (count, ns, longest) = sum(others);
         rows.extend(line("all others", count, ns, longest));
     }
     rows

@@ -232,7 +232,7 @@ fn line_transfer(first: usize, second: usize, how: TransferOp, rounds: u64) -> R
             }
             Ok(())
         });
-        let taker = scope.spawn(|| -> Result<f64> {
+        let reader = scope.spawn(|| -> Result<f64> {
             let pinned = cpu::pin(first).context("cannot pin a thread");
             let mut times = Vec::with_capacity(rounds as usize);
             for round in 0..rounds {
@@ -244,7 +244,7 @@ fn line_transfer(first: usize, second: usize, how: TransferOp, rounds: u64) -> R
             Ok(manylane_bench::stats::median(times))
         });
         writer.join().map_err(|_| anyhow!("a thread panicked"))??;
-        taker.join().map_err(|_| anyhow!("a thread panicked"))?
+        reader.join().map_err(|_| anyhow!("a thread panicked"))?
     })
 }
 

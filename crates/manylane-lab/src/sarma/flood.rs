@@ -325,8 +325,8 @@ fn result_rows(path: RxPath, flooded: &FloodResult<Observations>, length: Durati
     let grace: Vec<f64> = seen.grace_periods.iter().map(|(_, took)| took * 1e3).collect();
     let longest = grace.iter().copied().reduce(f64::max).into_iter().collect();
     let first = seen.samples.first().copied().unwrap_or_default();
-    let most = |value: fn(&KernelSample) -> u64| seen.samples.iter().map(value).max().unwrap_or(0);
-    let grown = most(|sample| sample.slab_kib).saturating_sub(first.slab_kib);
+    let max_of = |value: fn(&KernelSample) -> u64| seen.samples.iter().map(value).max().unwrap_or(0);
+    let grown = max_of(|sample| sample.slab_kib).saturating_sub(first.slab_kib);
     let late = p99(&seen.latencies_ms).into_iter().collect();
     let counts = [
         ("asked", seen.requests),
@@ -340,7 +340,7 @@ fn result_rows(path: RxPath, flooded: &FloodResult<Observations>, length: Durati
         cell(GRACE_PERIOD_MAX, "ms", longest),
         cell(SLAB_BEFORE, "MiB", vec![first.slab_kib as f64 / 1024.0]),
         cell(SLAB_GROWTH_MAX, "MiB", vec![grown as f64 / 1024.0]),
-        cell(NEIGHBOURS_MAX, "", vec![most(|sample| sample.neighbours) as f64]),
+        cell(NEIGHBOURS_MAX, "", vec![max_of(|sample| sample.neighbours) as f64]),
         cell(LATENCY_P50, "ms", seen.latencies_ms.clone()),
         cell(LATENCY_P99, "ms", late),
         cell(UNANSWERED, "%", vec![lost]).with_counts(&counts),

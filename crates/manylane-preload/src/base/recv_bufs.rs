@@ -53,17 +53,17 @@ impl DatagramRef<'_> {
         self.payload[0].len() + self.payload[1].len()
     }
 
-    /// Copies at most `most` bytes from offset `from`.
+    /// Copies at most `len_max` bytes from offset `from`.
     ///
     /// # Safety
     /// `to` must have room for them.
-    unsafe fn copy(&self, from: usize, to: *mut u8, most: usize) -> usize {
+    unsafe fn copy(&self, from: usize, to: *mut u8, len_max: usize) -> usize {
         let [near, far] = self.payload;
         let first = near.get(from..).unwrap_or_default();
-        let first = &first[..first.len().min(most)];
+        let first = &first[..first.len().min(len_max)];
         let rest = far.get(from.saturating_sub(near.len())..).unwrap_or_default();
-        let rest = &rest[..rest.len().min(most - first.len())];
-        // SAFETY: the caller has room for `most`, and both parts together are not longer.
+        let rest = &rest[..rest.len().min(len_max - first.len())];
+        // SAFETY: the caller has room for `len_max`, and both parts together are not longer.
         unsafe {
             ptr::copy_nonoverlapping(first.as_ptr(), to, first.len());
             ptr::copy_nonoverlapping(rest.as_ptr(), to.wrapping_add(first.len()), rest.len());

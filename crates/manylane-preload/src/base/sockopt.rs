@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lanes_accept_ipv6_without_a_checksum_as_the_programs_socket_does() {
+    fn lanes_accept_ipv6_without_a_checksum_as_their_socket_does() {
         let Ok(own) = UdpSocket::bind("[::1]:0") else { return };
         let lane = UdpSocket::bind("[::1]:0").unwrap();
         let client = UdpSocket::bind("[::1]:0").unwrap();

@@ -9,7 +9,7 @@
 //! and reply ([`flush`]): before it waits, sends otherwise or elsewhere, closes, sleeps, forks or
 //! ends.
 //!
-//! # Who sends
+//! # Senders
 //!
 //! The owner of the lane, in a send of its own. A thread that changes what sending means (falling
 //! back, options, `close`, the end of the process) first sends what all threads have kept

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_retired_lane_keeps_its_address_and_scope_but_for_a_wildcard() {
+    fn a_retired_lane_keeps_its_address_unless_wildcard() {
         for (bound, peer) in [
             ("0.0.0.0:53", "127.0.0.1:1"),
             ("[::]:53", "[::1]:1"),

@@ -172,8 +172,8 @@ fn open_lanes(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize, share: usi
         return Err(Reason::NoSocket);
     }
     identity::record_port(shared);
-    let most = have + lane_socket::spare_fds(wanted.saturating_sub(have).min(share));
-    if most < wanted {
+    let lanes_max = have + lane_socket::spare_fds(wanted.saturating_sub(have).min(share));
+    if lanes_max < wanted {
         shared.lacks_fds.store(1, Ordering::Relaxed);
     }
     prefetch::map(sock);
@@ -183,7 +183,7 @@ fn open_lanes(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize, share: usi
     }
     let mut steered = have >= 2;
     let mut why = Reason::NoSocket;
-    for lane in have..wanted.min(most).min(LANES_MAX) {
+    for lane in have..wanted.min(lanes_max).min(LANES_MAX) {
         // Steer at once: before that, a datagram may land in any socket of the group, also in one
         // that no thread polls yet.
         let new = match lane_socket::open_lane(fd, || steered = steered || steer_to(shared, fd, 1)) {

@@ -122,11 +122,11 @@ fn add(cell: &AtomicU64, n: u64) {
 #[inline]
 pub(crate) fn record_received(member: &Member, datagrams: u64, bytes: u64, helped: bool, held: bool) {
     let Some(slot) = slot_of(member) else { return };
-    add(&slot.rx_datagrams, datagrams);
-    add(&slot.rx_bytes, bytes);
-    add(&slot.rx_batches, u64::from(!held));
+    add(&slot.delivered, datagrams);
+    add(&slot.delivered_bytes, bytes);
+    add(&slot.batches, u64::from(!held));
     if helped {
-        add(&slot.rx_from_other_lanes, datagrams);
+        add(&slot.delivered_from_other_lanes, datagrams);
     }
 }
 
@@ -134,15 +134,15 @@ pub(crate) fn record_received(member: &Member, datagrams: u64, bytes: u64, helpe
 #[inline]
 pub(crate) fn record_received_frames(member: &Member, datagrams: u64, bad: u64) {
     let Some(slot) = slot_of(member) else { return };
-    add(&slot.rx_frames, datagrams);
-    add(&slot.rx_bad_frames, bad);
+    add(&slot.delivered_by_bypass, datagrams);
+    add(&slot.bad_frames, bad);
 }
 
 /// Counts a datagram sent as a frame.
 #[inline]
 pub(crate) fn record_sent_frame(member: &Member) {
     if let Some(slot) = slot_of(member) {
-        add(&slot.tx_frames, 1);
+        add(&slot.sent_by_bypass, 1);
     }
 }
 
@@ -150,23 +150,23 @@ pub(crate) fn record_sent_frame(member: &Member) {
 #[inline]
 pub(crate) fn record_sent(member: &Member, datagrams: u64, bytes: u64) {
     let Some(slot) = slot_of(member) else { return };
-    add(&slot.tx_datagrams, datagrams);
-    add(&slot.tx_bytes, bytes);
-    add(&slot.tx_batches, 1);
+    add(&slot.sent, datagrams);
+    add(&slot.sent_bytes, bytes);
+    add(&slot.send_calls, 1);
 }
 
 /// Counts a datagram of the program that was queued, or sent with queued ones.
 #[inline]
 pub(crate) fn record_batched(member: &Member, bytes: u64) {
     let Some(slot) = slot_of(member) else { return };
-    add(&slot.tx_datagrams, 1);
-    add(&slot.tx_bytes, bytes);
+    add(&slot.sent, 1);
+    add(&slot.sent_bytes, bytes);
 }
 
 /// Counts the calls to the kernel that sent queued replies.
 pub(crate) fn record_send_calls(member: &Member, calls: u64) {
     if let Some(slot) = slot_of(member) {
-        add(&slot.tx_batches, calls);
+        add(&slot.send_calls, calls);
     }
 }
 

@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_with_a_length_that_the_kernel_refuses_name_no_peer() {
+    fn addresses_with_a_refused_length_name_no_peer() {
         let addr = SockAddr::from("192.0.2.1:53".parse::<SocketAddr>().unwrap());
         let bytes = addr.as_bytes();
         let mut room = [0_u8; size_of::<libc::sockaddr_storage>()];

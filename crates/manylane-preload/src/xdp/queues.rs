@@ -183,9 +183,9 @@ fn recv_from(
 ) -> Option<isize> {
     let mut guard = lock_queue(queue)?;
     let peeks = flags & libc::MSG_PEEK != 0;
-    let most = if peeks { 1 } else { into.capacity() };
+    let datagrams_max = if peeks { 1 } else { into.capacity() };
     let (mut done, mut answer) = (0, 0);
-    while done < most && (done == 0 || !into.is_invalid(done, flags)) {
+    while done < datagrams_max && (done == 0 || !into.is_invalid(done, flags)) {
         let Some((peer, payload)) = peek(queue, &mut guard) else { break };
         let name = SockAddr::from(in_socket_family(peer, lease.is_v6));
         let datagram = DatagramRef { name: name.as_bytes(), payload: [payload, &[]], control: &[] };

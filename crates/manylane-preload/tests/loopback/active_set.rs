@@ -36,7 +36,7 @@ fn loopback_threads_whose_work_sleeps_stay_active() {
         let (word, _, _) = parse_summary(&with);
         assert_eq!((word, with.lanes(), with.reasons()), ("all", 4, vec![]), "{pattern}");
         // Nothing is prefetched by a thread that may be away for long.
-        assert_eq!(with.calls(), with.received(), "{pattern}");
+        assert_eq!(with.calls(), with.delivered(), "{pattern}");
         assert_all_lanes_used(&with, pattern, 0);
     }
 }

@@ -23,7 +23,7 @@ fn loopback_closefrom_without_close_range_keeps_lanes() {
 }
 
 #[test]
-fn loopback_closefrom_without_close_range_closes_above_a_lowered_limit() {
+fn loopback_closefrom_by_close_closes_above_a_lowered_limit() {
     let program = build("close_range_refused");
     let with = run_until_lanes(2, || {
         let with = run_preloaded(&program, &["1", "lowered"], &[("MANYLANE_LANES", "8")]);

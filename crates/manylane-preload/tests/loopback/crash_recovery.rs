@@ -64,14 +64,14 @@ fn loopback_death_during_fallback_is_recovered() {
 
 /// The bound on waits is the library's: the program must not see that it ended one.
 #[test]
-fn loopback_death_of_a_second_receiver_ends_no_wait_of_the_first() {
+fn loopback_death_of_a_second_receiver_ends_no_other_wait() {
     let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_TEST_DIE_AT", "waits bounded")];
     let with = run_preloaded(&build("bounded_wait"), &[], &vars);
     assert_eq!(with.output, "killed: yes, received: yes\n");
 }
 
 #[test]
-fn loopback_a_child_forked_during_a_change_has_no_copy_of_the_socket() {
+fn loopback_a_fork_during_a_change_copies_no_socket() {
     let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_TEST_END_AT", "fallback begun")];
     let with = run_preloaded(&build("fork_during_change"), &[], &vars);
     assert_eq!(with.output, "1\n");

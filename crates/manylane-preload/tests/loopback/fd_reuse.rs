@@ -21,7 +21,7 @@ fn loopback_read_of_a_reused_descriptor_is_not_intercepted() {
 }
 
 #[test]
-fn loopback_calls_on_a_reused_descriptor_leave_its_socket_unchanged() {
+fn loopback_calls_on_a_reused_descriptor_keep_its_socket() {
     assert_same_as_native("socket", 3, &[]);
 }
 
@@ -74,8 +74,8 @@ fn netns_lanes_are_in_the_namespace_of_their_socket() {
 }
 
 #[test]
-fn netns_receivers_with_equal_pids_in_two_namespaces_are_distinct() {
-    if !skip::need_root("netns_receivers_with_equal_pids_in_two_namespaces_are_distinct") {
+fn netns_receivers_with_equal_pids_are_distinct() {
+    if !skip::need_root("netns_receivers_with_equal_pids_are_distinct") {
         return;
     }
     let program = build("pid_namespaces");

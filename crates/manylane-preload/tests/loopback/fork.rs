@@ -64,7 +64,7 @@ fn loopback_lanes_prepared_by_fork_survive_descriptor_reuse() {
 }
 
 #[test]
-fn loopback_a_socket_bound_after_a_fork_is_plain_in_both_processes() {
+fn loopback_a_socket_bound_after_a_fork_is_plain_in_both() {
     let program = build("bind_after_fork");
     let expected = "parent: timeout 0 s 0 us\nchild: timeout 0 s 0 us\nchild: got c\n";
     assert_eq!(run_native(&program, &[]).output, expected);

@@ -6,7 +6,7 @@ use crate::support::{build, run_native, run_preloaded};
 const RUNS_MAX: usize = 4;
 
 #[test]
-fn loopback_a_child_that_closes_a_socket_keeps_the_epolls_of_its_parent() {
+fn loopback_a_close_in_a_child_keeps_the_epolls_of_its_parent() {
     let program = build("fork_closes");
     let without = run_native(&program, &[]).output;
     assert_eq!(without, "lanes: 0, changed: 0\n");

@@ -3,7 +3,7 @@
 use crate::support::{build, run_native, run_preloaded, run_until_lanes};
 
 #[test]
-fn loopback_high_lane_descriptors_are_polled_with_no_file_limit() {
+fn loopback_high_lane_descriptors_are_polled() {
     let (program, expected) = (build("high_lanes"), "0 in vain, 80 of 80\n");
     assert_eq!(run_native(&program, &[]).output, expected);
     let with = run_until_lanes(2, || {

@@ -19,7 +19,7 @@ fn run_prefetch(case: &str, reasons: &[&str]) {
     let with = assert_same_output("prefetch", &[case]);
     assert_eq!(with.reasons(), reasons, "{case}");
     assert!(with.output.contains("twice 0, out of order 0\nlost 0\n"), "{case}: {}", with.output);
-    assert!(!FORCES_PREFETCH || with.calls() < with.received(), "{case}: {} calls", with.calls());
+    assert!(!FORCES_PREFETCH || with.calls() < with.delivered(), "{case}: {} calls", with.calls());
 }
 
 #[test]

@@ -46,6 +46,6 @@ fn loopback_waiting_receivers_recover_dead_lanes() {
 }
 
 #[test]
-fn loopback_killing_receivers_under_load_loses_no_queued_datagrams() {
+fn loopback_killed_receivers_lose_no_queued_datagrams() {
     run_receiver_death("running");
 }

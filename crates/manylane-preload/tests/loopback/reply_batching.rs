@@ -32,7 +32,7 @@ fn loopback_batched_replies_are_sent_before_a_wait() {
 }
 
 #[test]
-fn loopback_batched_replies_are_sent_before_another_socket_is_used() {
+fn loopback_batched_replies_leave_before_use_of_another_socket() {
     run_all(&["spin", "other-poll", "other-epoll", "learn-epoll"]);
 }
 
@@ -47,7 +47,7 @@ fn loopback_batched_replies_are_sent_before_a_sleep() {
 }
 
 #[test]
-fn loopback_batched_replies_are_sent_before_other_visible_calls() {
+fn loopback_batched_replies_leave_before_other_visible_calls() {
     run_all(&[
         "write",
         "send",
@@ -64,7 +64,7 @@ fn loopback_batched_replies_are_sent_before_other_visible_calls() {
 }
 
 #[test]
-fn loopback_batched_replies_are_sent_before_a_descriptor_changes() {
+fn loopback_batched_replies_leave_before_a_descriptor_changes() {
     run_all(&["close", "range", "connect", "shutdown", "dup2", "dup3"]);
 }
 
@@ -79,7 +79,7 @@ fn loopback_batched_replies_are_sent_at_process_exit() {
 }
 
 #[test]
-fn loopback_batched_replies_of_absent_and_dead_threads_are_sent() {
+fn loopback_batched_replies_of_dead_threads_are_sent() {
     run_all(&["flush", "kill"]);
 }
 

@@ -42,7 +42,7 @@ fn loopback_waits_below_rlimit_nofile_report_all_datagrams() {
 }
 
 #[test]
-fn loopback_fallback_below_rlimit_nofile_keeps_queued_datagrams() {
+fn loopback_fallback_below_rlimit_nofile_keeps_datagrams() {
     assert_all_arrive(&["plain"], &["16", "1", "0"], &["error-queue"]);
     assert_all_arrive(&["nested"], &["16", "1", "0"], &["nested-epoll"]);
 }

@@ -33,8 +33,8 @@ fn loopback_seccomp_filtered_receiver_makes_no_extra_syscalls() {
 }
 
 #[test]
-fn loopback_seccomp_filtered_fork_and_exit_make_no_extra_syscalls() {
-    let name = "loopback_seccomp_filtered_fork_and_exit_make_no_extra_syscalls";
+fn loopback_seccomp_filtered_fork_and_exit_add_no_syscalls() {
+    let name = "loopback_seccomp_filtered_fork_and_exit_add_no_syscalls";
     if can_run_without(
         &["thread"],
         name,
@@ -65,12 +65,12 @@ fn loopback_queued_datagrams_are_received_after_seccomp() {
 }
 
 #[test]
-fn loopback_seccomp_tsync_on_waiting_threads_makes_no_extra_syscalls() {
+fn loopback_seccomp_tsync_during_waits_adds_no_syscalls() {
     assert_seccomp_fallback("blocked", "2", "0 missing\n", 1);
 }
 
 #[test]
-fn loopback_seccomp_filter_of_one_thread_makes_the_socket_plain() {
+fn loopback_seccomp_of_one_thread_makes_the_socket_plain() {
     assert_seccomp_fallback("partial", "2", "0 missing\n", 1);
 }
 

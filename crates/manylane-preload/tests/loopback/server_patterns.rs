@@ -26,7 +26,7 @@ fn assert_lanes(pattern: &str) {
     let with = run_until_lanes(4, || {
         let with = run_both(pattern, 4);
         assert_eq!(with.reasons(), [""; 0], "{pattern}");
-        assert_eq!(with.received(), DATAGRAMS + 4, "{pattern}");
+        assert_eq!(with.delivered(), DATAGRAMS + 4, "{pattern}");
         with
     });
     assert_eq!(with.lanes(), 4, "{pattern}");
@@ -65,7 +65,7 @@ fn loopback_forked_children_get_lanes() {
 fn loopback_killing_a_child_loses_no_datagrams() {
     let with = run_until_lanes(4, || {
         let with = run_both("kill", 4);
-        assert_eq!((with.reasons(), with.received()), (vec![], DATAGRAMS + 3));
+        assert_eq!((with.reasons(), with.delivered()), (vec![], DATAGRAMS + 3));
         with
     });
     assert_eq!(with.lanes(), 4);
@@ -97,7 +97,7 @@ fn loopback_recvmmsg_receivers_get_lanes() {
     let with = run_until_lanes(4, || {
         let with = run_both("messages", 4);
         assert_eq!(with.reasons(), [""; 0]);
-        assert!(with.received() >= DATAGRAMS + 4);
+        assert!(with.delivered() >= DATAGRAMS + 4);
         with
     });
     assert_eq!(with.lanes(), 4);
@@ -138,7 +138,7 @@ fn loopback_exiting_threads_lose_no_datagrams() {
     let with = run_both("leave", 4);
     assert_eq!(with.reasons(), [""; 0]);
     // A thread that has not left yet may take a "stop", too.
-    assert!((DATAGRAMS + 1..=DATAGRAMS + 4).contains(&with.received()), "{}", with.received());
+    assert!((DATAGRAMS + 1..=DATAGRAMS + 4).contains(&with.delivered()), "{}", with.delivered());
 }
 
 #[test]
@@ -151,5 +151,5 @@ fn loopback_connect_with_lanes_loses_no_datagrams() {
 fn loopback_one_thread_keeps_the_programs_own_socket() {
     let with = run_both("block", 1);
     assert_eq!((with.reasons(), with.lanes()), (vec![], 0));
-    assert_eq!(with.received(), DATAGRAMS + 1);
+    assert_eq!(with.delivered(), DATAGRAMS + 1);
 }

@@ -19,7 +19,7 @@ fn loopback_lanes_of_absent_owners_do_not_change_results() {
         // There were lanes until the program enabled the error queue: the main thread received from
         // those of other threads.
         assert_eq!(with.reasons(), ["error-queue"], "{steering}");
-        assert!(with.received_from_other_lanes() > 0, "{steering}");
+        assert!(with.delivered_from_other_lanes() > 0, "{steering}");
     }
 }
 
@@ -43,7 +43,7 @@ fn loopback_unlisted_ports_get_no_lanes() {
     for vars in [("MANYLANE_PORTS", "1-2"), ("MANYLANE_PORTS", "2-1"), ("MANYLANE_LANES", "1")] {
         let with = run_preloaded(&program, &[], &[vars]);
         assert_eq!(with.output, without.output);
-        assert_eq!((with.reasons(), with.received()), (vec![], 0));
+        assert_eq!((with.reasons(), with.delivered()), (vec![], 0));
     }
 }
 
@@ -60,7 +60,7 @@ fn loopback_invalid_call_arguments_return_native_results() {
         assert_eq!(with.output, without.output, "prefetch {prefetch}");
         assert_eq!(with.reasons(), ["reuseport"], "prefetch {prefetch}");
         // Four rows of the table receive two messages with one call, for eight flows each.
-        let together = with.received() - with.calls();
+        let together = with.delivered() - with.calls();
         let prefetches = prefetch == "1" && FORCES_PREFETCH;
         assert!(if prefetches { together > 200 } else { together == 32 }, "prefetch {prefetch}: {together}");
     }

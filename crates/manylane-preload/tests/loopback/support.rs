@@ -123,14 +123,14 @@ impl Outcome {
     }
 
     /// Number of datagrams that all receivers received.
-    pub(crate) fn received(&self) -> u64 {
+    pub(crate) fn delivered(&self) -> u64 {
         self.receivers().map(|(_, datagrams)| datagrams).sum()
     }
 
     /// Number of system calls that received datagrams.
     pub(crate) fn calls(&self) -> u64 {
         let report = self.report.as_ref().expect("a run with the library").report();
-        report.receivers.iter().map(|slot| slot.rx_batches.load(Ordering::Relaxed)).sum()
+        report.receivers.iter().map(|slot| slot.batches.load(Ordering::Relaxed)).sum()
     }
 
     /// Number of datagrams that all receivers sent, and of system calls for that.
@@ -139,17 +139,17 @@ impl Outcome {
         let sum = |of: fn(&Receiver) -> &AtomicU64| {
             report.receivers.iter().map(|slot| of(slot).load(Ordering::Relaxed)).sum()
         };
-        (sum(|slot| &slot.tx_datagrams), sum(|slot| &slot.tx_batches))
+        (sum(|slot| &slot.sent), sum(|slot| &slot.send_calls))
     }
 
     /// Number of datagrams that receivers took from other lanes than their own.
-    pub(crate) fn received_from_other_lanes(&self) -> u64 {
+    pub(crate) fn delivered_from_other_lanes(&self) -> u64 {
         let report = self.report.as_ref().expect("a run with the library").report();
-        report.receivers.iter().map(|slot| slot.rx_from_other_lanes.load(Ordering::Relaxed)).sum()
+        report.receivers.iter().map(|slot| slot.delivered_from_other_lanes.load(Ordering::Relaxed)).sum()
     }
 
     /// The same, of the main thread only.
-    pub(crate) fn main_received_from_other_lanes(&self) -> u64 {
+    pub(crate) fn main_delivered_from_other_lanes(&self) -> u64 {
         let report = self.report.as_ref().expect("a run with the library").report();
         let is_main = |slot: &&Receiver| {
             slot.state.load(Ordering::Relaxed) != FREE
@@ -159,7 +159,7 @@ impl Outcome {
             .receivers
             .iter()
             .filter(is_main)
-            .map(|slot| slot.rx_from_other_lanes.load(Ordering::Relaxed))
+            .map(|slot| slot.delivered_from_other_lanes.load(Ordering::Relaxed))
             .sum()
     }
 
@@ -168,7 +168,7 @@ impl Outcome {
         let report = self.report.as_ref().expect("a run with the library").report();
         let taken = report.receivers.iter().filter(|slot| slot.state.load(Ordering::Relaxed) != FREE);
         let own = |slot: &Receiver| {
-            slot.rx_datagrams.load(Ordering::Relaxed) - slot.rx_from_other_lanes.load(Ordering::Relaxed)
+            slot.delivered.load(Ordering::Relaxed) - slot.delivered_from_other_lanes.load(Ordering::Relaxed)
         };
         taken.map(own).collect()
     }
@@ -186,7 +186,7 @@ impl Outcome {
             .receivers
             .iter()
             .filter(|slot| slot.state.load(Ordering::Relaxed) != FREE)
-            .map(|slot| (slot.lane.load(Ordering::Relaxed), slot.rx_datagrams.load(Ordering::Relaxed)))
+            .map(|slot| (slot.lane.load(Ordering::Relaxed), slot.delivered.load(Ordering::Relaxed)))
     }
 
     /// Number of processes with the library: those started with it, and those that they forked.
@@ -223,7 +223,7 @@ impl fmt::Debug for Counters<'_> {
         let counters = used.map(|slot| {
             let [tid, lane] = [&slot.tid, &slot.lane].map(|value| value.load(Ordering::Relaxed));
             let [received, of_other_lanes, sent] =
-                [&slot.rx_datagrams, &slot.rx_from_other_lanes, &slot.tx_datagrams]
+                [&slot.delivered, &slot.delivered_from_other_lanes, &slot.sent]
                     .map(|count| count.load(Ordering::Relaxed));
             let lane = if lane == NO_LANE { "no lane".to_owned() } else { format!("lane {lane}") };
             format!("thread {tid}, {lane}: received {received}, of other lanes {of_other_lanes}, sent {sent}")

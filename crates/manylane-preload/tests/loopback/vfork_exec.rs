@@ -15,7 +15,7 @@ fn loopback_exec_in_a_child_of_vfork_makes_the_socket_plain() {
 }
 
 #[test]
-fn loopback_a_child_of_vfork_leaves_the_identity_of_its_parent_alone() {
+fn loopback_a_vfork_child_keeps_the_identity_of_its_parent() {
     let with = run_preloaded(&build("vfork_exec"), &["fresh"], &[("MANYLANE_LANES", "8")]);
     let (tid, rest) = with.output.split_once('\n').unwrap();
     assert_eq!(rest, "status: 0, missing: 0\n", "{:?}", with.reasons());

@@ -32,7 +32,7 @@ fn loopback_invalid_wait_arguments_return_kernel_results() {
 }
 
 #[test]
-fn loopback_waits_for_too_many_descriptors_fall_back_without_loss() {
+fn loopback_waits_for_too_many_descriptors_lose_nothing() {
     let program = build("many_fds");
     for_each_at_once(&["select", "high", "short", "poll"], |what| {
         for worker in ["0", "1"] {

@@ -113,7 +113,7 @@ pub struct QueueParams {
     pub umem_ring_size: u32,
     /// Entries of the RX and of the TX ring.
     pub ring_size: u32,
-    /// Frames may have unfinished checksums, because the device is a veth.
+    /// Frames may have partial checksums, because the device is a veth.
     pub is_veth: bool,
     /// Number of the lease, unique while it lasts; never 0.
     pub lease_id: u16,

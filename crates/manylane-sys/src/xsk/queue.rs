@@ -86,13 +86,13 @@ impl<W: RingWakeup> Queue<W> {
         })
     }
 
-    /// Begins a batch of up to `most` packets (and up to [`QueueOptions::batch`]), and returns
-    /// their number.
+    /// Begins a batch of up to `frames_max` packets (and up to [`QueueOptions::batch`]), and
+    /// returns their number.
     ///
     /// Ends the previous batch: its frames are free, or being sent. Reclaims sent frames, and
     /// gives the kernel frames to receive into.
     #[inline]
-    pub fn receive(&mut self, most: usize) -> usize {
+    pub fn receive(&mut self, frames_max: usize) -> usize {
         if self.is_idle() {
             return 0;
         }
@@ -117,7 +117,7 @@ impl<W: RingWakeup> Queue<W> {
             wakeup.receive();
             locked = allocator.lock();
         }
-        let mut budget = most.min(self.batch.len());
+        let mut budget = frames_max.min(self.batch.len());
         while budget > 0 {
             if !self.linearizer.is_skipping() {
                 let room = &mut self.batch[self.len..self.len + budget];

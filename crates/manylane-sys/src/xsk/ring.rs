@@ -193,13 +193,13 @@ impl<T: Copy> Producer<T> {
     pub(super) fn push_from<I>(&mut self, items: &[I], mut make: impl FnMut(&I) -> Option<T>) -> u32 {
         let room =
             |producer: &Self| producer.memory.entries - producer.next.wrapping_sub(producer.cached_consumer);
-        let most = u32::try_from(items.len()).unwrap_or(u32::MAX);
-        if room(self) < most {
+        let max = u32::try_from(items.len()).unwrap_or(u32::MAX);
+        if room(self) < max {
             self.refresh();
         }
         let (memory, first) = (self.memory, self.next);
         let mut put = 0;
-        'all: for run in memory.slices(first, room(self).min(most)) {
+        'all: for run in memory.slices(first, room(self).min(max)) {
             for (slot, item) in run.iter().zip(&items[put as usize..]) {
                 let Some(value) = make(item) else { break 'all };
                 // SAFETY: as in `push`: the runs have as many slots as there is room for.
@@ -211,7 +211,7 @@ impl<T: Copy> Producer<T> {
         put
     }
 
-    /// Tells the producer that at most `most` entries are pending or unpublished. The caller knows
+    /// Tells the producer that at most `max` entries are pending or unpublished. The caller knows
     /// that from what the consumer has passed on since, which it read with `Acquire`. Saves
     /// reading a counter that another core writes.
     ///
@@ -220,10 +220,10 @@ impl<T: Copy> Producer<T> {
     /// whether or not it has stored its counter yet.
     #[cfg_attr(loom, allow(dead_code, reason = "not in a model"))]
     #[inline]
-    pub(super) fn assume_pending_max(&mut self, most: u32) {
-        let most = most.max(self.next.wrapping_sub(self.published));
-        if self.next.wrapping_sub(self.cached_consumer) > most {
-            self.cached_consumer = self.next.wrapping_sub(most);
+    pub(super) fn assume_pending_max(&mut self, max: u32) {
+        let max = max.max(self.next.wrapping_sub(self.published));
+        if self.next.wrapping_sub(self.cached_consumer) > max {
+            self.cached_consumer = self.next.wrapping_sub(max);
         }
     }
 
@@ -376,14 +376,14 @@ impl<T: Copy> Consumer<T> {
         Some(value)
     }
 
-    /// Takes up to `most` entries for as long as `each` returns true; returns the number popped. An
+    /// Takes up to `max` entries for as long as `each` returns true; returns the number popped. An
     /// entry for which it returns false stays.
     #[inline]
-    pub(super) fn pop_while(&mut self, most: u32, mut each: impl FnMut(T) -> bool) -> u32 {
-        if self.cached_producer.wrapping_sub(self.next) < most {
+    pub(super) fn pop_while(&mut self, max: u32, mut each: impl FnMut(T) -> bool) -> u32 {
+        if self.cached_producer.wrapping_sub(self.next) < max {
             self.cached_producer = self.load();
         }
-        let there = self.cached_producer.wrapping_sub(self.next).min(most);
+        let there = self.cached_producer.wrapping_sub(self.next).min(max);
         let (memory, first) = (self.memory, self.next);
         let mut popped = 0;
         while popped < there {
@@ -403,13 +403,13 @@ impl<T: Copy> Consumer<T> {
     /// returns true; returns the number popped.
     #[inline]
     pub(super) fn pop_into<P>(&mut self, to: &mut [P], mut fill: impl FnMut(T, &mut P) -> bool) -> u32 {
-        let most = u32::try_from(to.len()).unwrap_or(u32::MAX);
-        if self.cached_producer.wrapping_sub(self.next) < most {
+        let max = u32::try_from(to.len()).unwrap_or(u32::MAX);
+        if self.cached_producer.wrapping_sub(self.next) < max {
             self.cached_producer = self.load();
         }
         let (memory, first) = (self.memory, self.next);
         let mut popped = 0;
-        'all: for run in memory.slices(first, self.cached_producer.wrapping_sub(first).min(most)) {
+        'all: for run in memory.slices(first, self.cached_producer.wrapping_sub(first).min(max)) {
             for (slot, place) in run.iter().zip(&mut to[popped as usize..]) {
                 // SAFETY: as in `pop`: the slot is a published one.
                 let value = slot.with(|slot| unsafe { slot.read_volatile() });

@@ -176,7 +176,7 @@ impl<'a> Sender<'a> {
         }
     }
 
-    /// True if packets with unfinished checksums may be sent (Linux 6.11, in copy mode): see
+    /// True if packets with partial checksums may be sent (Linux 6.11, in copy mode): see
     /// [`send_in_place_partial`](Self::send_in_place_partial). Never with zero copy, where only
     /// some drivers support it.
     #[inline]
@@ -278,7 +278,7 @@ impl<'a> Sender<'a> {
         if self.tx_queue.send_allocated(fresh.frame, len, None) { Ok(()) } else { Err(fresh) }
     }
 
-    /// As [`send_frame`](Self::send_frame), with an unfinished checksum: see
+    /// As [`send_frame`](Self::send_frame), with a partial checksum: see
     /// [`send_in_place_partial`](Self::send_in_place_partial).
     ///
     /// # Errors

@@ -18,7 +18,7 @@ const IDLE_KICKS_MAX: u32 = 2;
 /// Maximum credits and frames that are requested under one lock.
 const CREDIT_BATCH: u32 = 64;
 
-/// An unfinished checksum: the first byte of the packet that it covers, and the offset of the
+/// A partial checksum: the first byte of the packet that it covers, and the offset of the
 /// result from that byte.
 pub(super) type PartialChecksum = (u16, u16);
 
@@ -187,8 +187,8 @@ impl TxQueue {
         len: usize,
         checksum: Option<PartialChecksum>,
     ) -> bool {
-        let (addr, most) = self.tx_area(frame);
-        let fits = len > 0 && len <= most && self.is_allocated(frame);
+        let (addr, len_max) = self.tx_area(frame);
+        let fits = len > 0 && len <= len_max && self.is_allocated(frame);
         if !fits
             || !self.can_offload_csum(checksum, addr, len as u32)
             || !self.push_desc(frame, addr, len as u32, checksum)

@@ -67,9 +67,9 @@ fn live(testbed: &Testbed, ipv6: bool, size: usize, flows: u16, pps: f64, count:
 }
 
 fn assert_even(seen: &FlowCounts, flows: usize) {
-    let (least, most) = (seen.flows.values().min().unwrap(), seen.flows.values().max().unwrap());
+    let (min, max) = (seen.flows.values().min().unwrap(), seen.flows.values().max().unwrap());
     assert_eq!(seen.flows.len(), flows);
-    assert!(most - least <= 1, "{seen:?}");
+    assert!(max - min <= 1, "{seen:?}");
 }
 
 /// Takes 6 s, as the next one: a generator for each size or family, whose program the kernel loads

@@ -52,7 +52,7 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum number of rings of one socket: for its lanes, and for as many closed lanes whose rings
 /// still hold frames.
-const RINGS_MAX: usize = 2 * abi::MAX_LANES;
+const RINGS_MAX: usize = 2 * abi::LANES_MAX;
 /// Maximum number of devices that are told apart; all further ones count as one.
 const DEVICES_MAX: usize = 256;
 

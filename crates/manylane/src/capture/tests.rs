@@ -80,7 +80,7 @@ fn start_with(name: &str, liar: impl FnOnce(&OwnedFd) + Send + 'static) -> Resul
 }
 
 #[test]
-fn loopback_a_process_may_send_as_many_rings_as_a_socket_has_lanes() {
+fn loopback_a_process_may_send_a_ring_for_each_lane() {
     let rings = |count: usize| {
         move |to: &OwnedFd| {
             let (_producer, files) = rings::create(&[3], listener::clamp_buffer_size(0)).unwrap();
@@ -105,7 +105,7 @@ fn loopback_a_process_may_send_as_many_rings_as_a_socket_has_lanes() {
 
 /// Each frame that is read makes room for the next one, of the same time.
 #[test]
-fn loopback_a_process_that_goes_on_writing_does_not_prolong_a_capture() {
+fn loopback_a_process_that_keeps_writing_prolongs_no_capture() {
     let (give, given) = mpsc::channel();
     let one_ring = move |to: &OwnedFd| {
         let (producer, files) = rings::create(&[3], listener::clamp_buffer_size(0)).unwrap();
@@ -127,8 +127,8 @@ fn loopback_a_process_that_goes_on_writing_does_not_prolong_a_capture() {
 }
 
 #[test]
-fn loopback_a_blocking_descriptor_delays_neither_a_reply_nor_the_end() {
-    run_alone("capture::tests::loopback_a_blocking_descriptor_delays_neither_a_reply_nor_the_end", || {
+fn loopback_a_blocking_descriptor_delays_no_reply_and_no_end() {
+    run_alone("capture::tests::loopback_a_blocking_descriptor_delays_no_reply_and_no_end", || {
         let took = |number: u32| {
             let name = format!("manylane.test.capture.{}.{number}", std::process::id());
             let address = description(3).address;

@@ -17,7 +17,7 @@ impl Builder {
         let range = check_range;
         let lanes = match self.lanes {
             Some(lanes) => lanes,
-            None => std::thread::available_parallelism().map_or(1, usize::from).min(abi::MAX_LANES),
+            None => std::thread::available_parallelism().map_or(1, usize::from).min(abi::LANES_MAX),
         };
         self.config.steering.check()?;
         if self.config.rx_coalesce.is_some_and(|delay| delay > RX_COALESCE_MAX) {
@@ -50,7 +50,7 @@ impl Builder {
             bytes.map_or(Ok(0), |bytes| range(name, bytes, i32::MAX as usize / 2))?;
         }
         let mut config = self.config.clone();
-        config.lanes = range("lanes", lanes, abi::MAX_LANES)?;
+        config.lanes = range("lanes", lanes, abi::LANES_MAX)?;
         if config.reuse_port {
             config.steering_backend = SteeringBackend::Kernel;
         }

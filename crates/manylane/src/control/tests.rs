@@ -167,8 +167,8 @@ fn loopback_a_refusal_is_received_before_the_close() {
 }
 
 #[test]
-fn loopback_a_blocking_descriptor_delays_neither_a_reply_nor_the_end() {
-    run_alone("control::tests::loopback_a_blocking_descriptor_delays_neither_a_reply_nor_the_end", || {
+fn loopback_a_blocking_descriptor_delays_no_reply_and_no_end() {
+    run_alone("control::tests::loopback_a_blocking_descriptor_delays_no_reply_and_no_end", || {
         let pid = std::process::id();
         let reply = |number: u32| {
             let client = ControlClient { name: format!("manylane.test.lingering.{pid}.{number}"), pid };
@@ -191,8 +191,8 @@ fn loopback_a_blocking_descriptor_delays_neither_a_reply_nor_the_end() {
 }
 
 #[test]
-fn loopback_a_forged_control_socket_blocks_no_client_with_a_descriptor() {
-    run_alone("control::tests::loopback_a_forged_control_socket_blocks_no_client_with_a_descriptor", || {
+fn loopback_a_forged_control_socket_blocks_no_client() {
+    run_alone("control::tests::loopback_a_forged_control_socket_blocks_no_client", || {
         let pid = std::process::id();
         let client = ControlClient { name: format!("manylane.test.false.{pid}"), pid };
         let listener = unix_socket::listen(&client.name).unwrap();

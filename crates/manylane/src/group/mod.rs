@@ -80,11 +80,11 @@ impl Control {
             self.lanes.iter().any(|lane| lane.slot == *slot)
                 || self.parked.iter().any(|(other, ..)| other == slot)
         };
-        let free = (0..abi::MAX_LANES as Slot).find(|slot| !taken(slot));
+        let free = (0..abi::LANES_MAX as Slot).find(|slot| !taken(slot));
         free.ok_or_else(|| {
             Error::new(
                 ErrorKind::Limit,
-                format!("a socket has at most {} lanes: remove one first", abi::MAX_LANES),
+                format!("a socket has at most {} lanes: remove one first", abi::LANES_MAX),
             )
         })
     }

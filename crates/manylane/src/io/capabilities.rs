@@ -1,12 +1,12 @@
-//! What an engine was granted.
+//! The features that an engine was granted.
 
 use crate::config::{Config, DATAGRAM_SIZE_MAX};
 use crate::lane_shared::Offloads;
 
-/// What an engine was granted on a lane, which may be less than the options ask for. Lanes, waits
-/// and `serve` do not ask which engine it is; only the selection of the engine, the probe and the
-/// command line do. An engine sizes its buffers by the capabilities of its kernel socket, the waits
-/// of a lane read `batch`, and `manylane echo` shows `gro` and `gso`.
+/// The features that an engine was granted on a lane, which may be less than the options ask for.
+/// Lanes, waits and `serve` do not ask which engine it is; only the selection of the engine, the
+/// probe and the command line do. An engine sizes its buffers by the capabilities of its kernel
+/// socket, the waits of a lane read `batch`, and `manylane echo` shows `gro` and `gso`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {

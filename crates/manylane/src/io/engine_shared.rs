@@ -1,4 +1,4 @@
-//! What the lanes of a socket share of their engine.
+//! The part of an engine that the lanes of a socket share.
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -14,8 +14,8 @@ use crate::counters::LaneId;
 use crate::error::Result;
 use crate::lane_shared::LaneShared;
 
-/// What the lanes of a socket share of their engine. Lanes call it when they open and close, and
-/// other threads at any time. The defaults are for an engine that shares nothing.
+/// The part of an engine that the lanes of a socket share. Lanes call it when they open and close,
+/// and other threads at any time. The defaults are for an engine that shares nothing.
 pub(crate) trait EngineShared: Send + Sync {
     /// Sets the engine's own options of a kernel socket. Called once for each socket, and not for a
     /// parked one that serves another lane: the process may have dropped its privileges by then.
@@ -69,16 +69,16 @@ pub(crate) trait EngineShared: Send + Sync {
     }
 
     /// Queues of devices, and the lanes that they feed.
-    fn queues(&self) -> Vec<XdpQueue> {
+    fn device_queues(&self) -> Vec<DeviceQueue> {
         Vec::new()
     }
 }
 
 /// A queue of a device and the lane that it feeds: see
-/// [`Socket::xdp_queues`](crate::Socket::xdp_queues).
+/// [`Socket::device_queues`](crate::Socket::device_queues).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct XdpQueue {
+pub struct DeviceQueue {
     /// Name of the device.
     pub device: String,
     /// Number of the queue.

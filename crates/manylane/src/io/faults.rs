@@ -34,8 +34,8 @@ pub(super) use self::transport::FaultTransport;
 use super::batch::{Batch, Datagram, Origin, RecvMeta};
 use super::lane_io::LaneIo;
 use super::{
-    Capabilities, EngineShared, FilterHandle, Io, NewLane, RecvSummary, Replies, SocketEngine, Transport,
-    XdpQueue, lock,
+    Capabilities, DeviceQueue, EngineShared, FilterHandle, Io, NewLane, RecvSummary, Replies, SocketEngine,
+    Transport, lock,
 };
 use crate::config::Config;
 use crate::counters::{Count, LaneId};
@@ -127,8 +127,8 @@ impl EngineShared for FaultInjector {
         self.engine.frame_counts()
     }
 
-    fn queues(&self) -> Vec<XdpQueue> {
-        self.engine.queues()
+    fn device_queues(&self) -> Vec<DeviceQueue> {
+        self.engine.device_queues()
     }
 }
 

@@ -20,7 +20,7 @@ pub(crate) struct RecvSummary {
 
 /// Operations of a lane's engine. The defaults are for engines without special needs.
 pub(super) trait LaneIo {
-    /// What the lane was granted; the same for its life.
+    /// The features that the lane was granted; the same for its life.
     fn capabilities(&self) -> Capabilities;
 
     /// Receives a batch of queued datagrams; it may be empty.
@@ -38,7 +38,7 @@ pub(super) trait LaneIo {
     }
 
     /// Blocks until a datagram arrives or `timeout` expires, and receives. May return up to a
-    /// quarter early with `mmsg`.
+    /// quarter early.
     fn sleep(&mut self, timeout: Duration) -> Result<RecvSummary>;
 
     /// As [`sleep`](Self::sleep), for a short time with microsecond precision.

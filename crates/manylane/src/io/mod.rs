@@ -67,7 +67,7 @@ use crate::error::{Error, ErrorKind, Result};
 
 pub(crate) use self::bypass::Bypass;
 pub use self::capabilities::Capabilities;
-pub use self::engine_shared::XdpQueue;
+pub use self::engine_shared::DeviceQueue;
 pub(crate) use self::engine_shared::{EngineShared, NewLane};
 pub use self::filter::FilterHandle;
 pub(crate) use self::lane_io::RecvSummary;
@@ -106,7 +106,7 @@ pub(crate) fn open(config: &Config, addr: SocketAddr) -> Result<Arc<dyn SocketEn
     })
 }
 
-/// What the lanes of a socket share of their engine.
+/// The part of an engine that the lanes of a socket share.
 pub(crate) trait SocketEngine: EngineShared {
     /// Makes the engine of one lane.
     fn new_lane(self: Arc<Self>, new: NewLane<'_>) -> Result<Io>;

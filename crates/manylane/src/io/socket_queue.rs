@@ -62,7 +62,7 @@ impl LoadWords {
 
     /// Adds `messages` messages; `steered` is the number steered to the lane before the receive.
     fn record(&self, messages: usize, steered: u64) {
-        let at = self.base + abi::LOAD_TAKEN;
+        let at = self.base + abi::LOAD_RECEIVED;
         // The queue is empty: all that was steered here was received or dropped, so the sums are
         // equal.
         let total = if messages == 0 { steered } else { self.words.load(at) + messages as u64 };

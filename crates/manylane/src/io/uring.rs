@@ -6,18 +6,18 @@
 //!
 //! ```text
 //!  socket's queue ─► the lane's call: the kernel fills buffers ─► completions ─► batch (views)
-//!        ▲                    │ no buffer: uring_no_buffers                            │
+//!        ▲                    │ no buffer: recv_no_buffers                             │
 //!        └── the rest stays ──┘                               next call: buffers back ─┘
 //! ```
 //!
 //! | stage | owner of the buffer | when it is full or missing |
 //! |---|---|---|
 //! | the kernel queues | the socket's receive queue (`SO_RCVBUF`) | the kernel drops and counts: `kernel_dropped` |
-//! | a call of the lane's thread | the kernel, which picks a buffer for each message | no buffer: the rest stays in the queue; `uring_no_buffers` |
+//! | a call of the lane's thread | the kernel, which picks a buffer for each message | no buffer: the rest stays in the queue; `recv_no_buffers` |
 //! | [`UringIo::recv`] | the lane's batch | takes at most a batch; the next receive takes the rest |
 //! | the application | borrows the buffers through the batch | - |
 //! | the next receive | the kernel again, all at once | - |
-//! | io_uring fails | - | `uring_fallbacks`, and engine `mmsg` for this lane, after the messages that the ring holds were handed out |
+//! | io_uring fails | - | `engine_fallbacks`, and engine `mmsg` for this lane, after the messages that the ring holds were handed out |
 //!
 //! - **The socket's queue stays the place where datagrams wait.** The kernel takes messages out of
 //!   it only within calls of the lane's thread (`IORING_SETUP_DEFER_TASKRUN`), a few dozen at a
@@ -211,7 +211,7 @@ impl UringIo {
     fn give_up(&mut self, err: &io::Error) {
         let lane = &self.socket.queue.lane;
         log::warn!("lane {}: io_uring failed, using engine mmsg from now on: {err}", lane.id);
-        lane.cells.add(Count::UringFallbacks, 1);
+        lane.cells.add(Count::EngineFallbacks, 1);
         if let Some(mut ring) = self.ring.take() {
             ring.recv.stop();
             if ring.recv.is_socket_pinned() {
@@ -347,7 +347,7 @@ impl UringRing {
     fn adapt(&mut self, cells: &Cells) {
         let short = self.recv.buffer_shortages() - self.buffer_shortages;
         self.buffer_shortages += short;
-        cells.add(Count::UringNoBuffers, short);
+        cells.add(Count::RecvNoBuffers, short);
         if self.recv.ring_replacements() != self.ring_replacements {
             self.ring_replacements = self.recv.ring_replacements();
             if *self.is_registered.get_mut() {
@@ -432,7 +432,7 @@ mod tests {
             received += summary.messages;
         }
         assert_eq!(received, 60);
-        let counted = lane.counters().uring_no_buffers;
+        let counted = lane.counters().recv_no_buffers;
         assert!(counted > 0 && counted == ring.recv.buffer_shortages(), "{counted}");
     }
 }

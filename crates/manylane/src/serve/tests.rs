@@ -21,7 +21,7 @@ fn echo<'a>(batch: Batch<'a>, out: &mut Outbox<'a>) {
 }
 
 #[test]
-fn a_lane_waits_handles_sends_and_drains_its_queue_after_a_stop() {
+fn a_lane_serves_and_drains_its_queue_after_a_stop() {
     let sim = Sim::new(1);
     let socket = socket(lanes_with(&sim, 1, |builder| _ = builder.rx_coalesce(Duration::ZERO)));
     let handle = socket.handle();

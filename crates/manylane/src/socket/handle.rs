@@ -11,7 +11,7 @@ use crate::config::{Engine, FILTER_REFUSED};
 use crate::counters::{Counters, LaneId};
 use crate::error::{Error, ErrorKind, Result};
 use crate::group::Shared;
-use crate::io::{FilterHandle, XdpQueue};
+use crate::io::{DeviceQueue, FilterHandle};
 use crate::lane::Lane;
 use crate::lane_shared::LaneShared;
 use crate::steer::EffectiveSteering;
@@ -56,8 +56,8 @@ impl Handle {
     /// The queues of devices that currently feed lanes. Empty with any engine but `xdp`. They
     /// change when lanes and devices are added or removed.
     #[must_use]
-    pub fn xdp_queues(&self) -> Vec<XdpQueue> {
-        self.shared.engine.queues()
+    pub fn device_queues(&self) -> Vec<DeviceQueue> {
+        self.shared.engine.device_queues()
     }
 
     /// A handle that changes limits and prefixes while the socket is open. Engine `xdp` only.
@@ -73,7 +73,7 @@ impl Handle {
     /// why a frame was left to the kernel or dropped), count. Includes frames of other sockets of
     /// this process on the same devices. Empty with any engine but `xdp`.
     #[must_use]
-    pub fn xdp_counts(&self) -> Vec<(String, &'static str, u64)> {
+    pub fn frame_counts(&self) -> Vec<(String, &'static str, u64)> {
         self.shared.engine.frame_counts()
     }
 

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use crate::config::{Config, Engine};
 use crate::group::Shared;
-use crate::io::{Capabilities, XdpQueue};
+use crate::io::{Capabilities, DeviceQueue};
 use crate::lane::Lane;
 use crate::lane_shared::Offloads;
 use crate::steer::EffectiveSteering;
@@ -41,8 +41,8 @@ pub struct Socket {
 impl Socket {
     /// The queues of devices that feed lanes. Empty with any engine but `xdp`.
     #[must_use]
-    pub fn xdp_queues(&self) -> Vec<XdpQueue> {
-        self.shared.engine.queues()
+    pub fn device_queues(&self) -> Vec<DeviceQueue> {
+        self.shared.engine.device_queues()
     }
 
     /// The address that the socket is bound to, with the port that the kernel picked for port 0.
@@ -82,8 +82,8 @@ impl Socket {
         self.handle().steering()
     }
 
-    /// What the engine was granted on all lanes that the socket was opened with: where they
-    /// differ, the weakest value. A lane that is added later has its own:
+    /// The features that the engine was granted on all lanes that the socket was opened with:
+    /// where they differ, the weakest value. A lane that is added later has its own:
     /// [`Lane::capabilities`].
     #[must_use]
     pub fn capabilities(&self) -> Capabilities {

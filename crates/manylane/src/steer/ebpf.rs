@@ -96,7 +96,7 @@ impl EbpfSteer {
         let counts = PerCpuArray::try_from(map("ml_counts")?).map_err(wrong)?;
         let load = match (policy, map("ml_load")?) {
             (Steering::LeastLoaded, Map::Array(data)) => {
-                let words = abi::MAX_LANES * abi::LOAD_WORDS;
+                let words = abi::LANES_MAX * abi::LOAD_WORDS;
                 let mapped = SharedWords::new(data.fd().as_fd(), words);
                 Some(Arc::new(mapped.map_err(|err| bpf_error("cannot map the load of lanes", err))?))
             }
@@ -123,7 +123,7 @@ impl EbpfSteer {
         if let Some(load) = &self.load {
             // The queue of a new lane is empty.
             let base = slot as usize * abi::LOAD_WORDS;
-            load.store(base + abi::LOAD_TAKEN, load.load(base + abi::LOAD_STEERED));
+            load.store(base + abi::LOAD_RECEIVED, load.load(base + abi::LOAD_STEERED));
         }
         match self.set(slot, fd) {
             Err(_) if !self.attached => {

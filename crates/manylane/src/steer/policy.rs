@@ -39,8 +39,8 @@ pub enum Steering {
 impl Steering {
     pub(crate) fn check(self) -> Result<()> {
         match self {
-            Self::Key { len, .. } if !(1..=abi::MAX_KEY as u16).contains(&len) => {
-                let message = format!("invalid key length {len}: expected 1 to {}", abi::MAX_KEY);
+            Self::Key { len, .. } if !(1..=abi::KEY_MAX as u16).contains(&len) => {
+                let message = format!("invalid key length {len}: expected 1 to {}", abi::KEY_MAX);
                 Err(Error::new(ErrorKind::Config, message))
             }
             _ => Ok(()),

@@ -78,9 +78,9 @@ fn run_part(
                 Some(pps) => pps,
                 None => {
                     controller.progress(0.0, "clients: searching for the no-loss rate");
-                    let most = clients::server_no_loss_rate(bed, &|| check_stop(controller.stop()))?;
-                    notes.push(format!("no-loss rate of the server: {most:.0} per second"));
-                    FLOOD_RATE_FACTOR * most
+                    let no_loss_rate = clients::server_no_loss_rate(bed, &|| check_stop(controller.stop()))?;
+                    notes.push(format!("no-loss rate of the server: {no_loss_rate:.0} per second"));
+                    FLOOD_RATE_FACTOR * no_loss_rate
                 }
             };
             let samples = run_rounds(rounds, &clients::VARIANTS, controller, |variant, round, stop| {

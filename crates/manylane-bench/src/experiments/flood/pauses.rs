@@ -41,10 +41,10 @@ impl PauseHistogram {
     }
 
     /// The pauses since the last call.
-    pub(super) fn drain(&self, who: &str, cpu: usize, seconds: f64, steal: &StealTime) -> FloodPauses {
+    pub(super) fn drain(&self, thread: &str, cpu: usize, seconds: f64, steal: &StealTime) -> FloodPauses {
         let taken = |count: &AtomicU64| count.swap(0, Ordering::Relaxed);
         FloodPauses {
-            who: who.into(),
+            thread: thread.into(),
             cpu,
             seconds,
             longest_ms: ms(Duration::from_nanos(taken(&self.longest))),

@@ -54,7 +54,7 @@ pub(super) fn sample(
         if seen.cpu == bed.lane_cpu {
             seen.apart.iter_mut().for_each(|gap| gap.lane_ms = std::mem::take(&mut gap.sender_ms));
         }
-        sample.pauses.push(crate::schema::FloodPauses { who: cpu_name.into(), ..seen });
+        sample.pauses.push(crate::schema::FloodPauses { thread: cpu_name.into(), ..seen });
     }
     Ok(sample)
 }

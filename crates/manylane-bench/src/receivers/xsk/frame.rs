@@ -252,7 +252,7 @@ mod tests {
                 Sum::pseudo_v4([10, 0, 0, 1].into(), [10, 9, 8, 7].into(), IPPROTO_UDP, 15)
             };
             frame[at..at + 2].copy_from_slice(&pseudo.value().to_be_bytes());
-            assert_eq!(Checked::payload(&frame), Some(&b"payload"[..]), "unfinished, v6 {v6}");
+            assert_eq!(Checked::payload(&frame), Some(&b"payload"[..]), "partial, v6 {v6}");
             frame[at] ^= 1;
             assert_eq!(Checked::payload(&frame), None, "wrong, v6 {v6}");
         }

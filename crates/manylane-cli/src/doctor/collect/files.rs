@@ -90,7 +90,7 @@ pub(crate) fn parse_cpu_mask(mask: &str) -> Vec<usize> {
 
 /// The mask of CPUs, as the kernel takes it: words of 32 bits, the highest first.
 pub(crate) fn format_cpu_mask(cpus: &[usize]) -> String {
-    let words = cpus.iter().max().map_or(1, |most| most / 32 + 1);
+    let words = cpus.iter().max().map_or(1, |cpu_max| cpu_max / 32 + 1);
     let word = |at: usize| {
         cpus.iter().filter(|&&cpu| cpu / 32 == at).fold(0_u32, |word, cpu| word | 1 << (cpu % 32))
     };

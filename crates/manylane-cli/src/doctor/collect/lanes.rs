@@ -56,7 +56,7 @@ pub(crate) fn lanes(files: &FileTree, pid: u32, page: &str) -> Vec<Lane> {
             "manylane_lane_thread" if threads.len() < ROWS_MAX => {
                 threads.entry((pid, sample.value, socket)).or_insert_with(|| sample.label("lane").to_owned());
             }
-            "manylane_run_received_total" if threads.len() < ROWS_MAX => {
+            "manylane_run_delivered_total" if threads.len() < ROWS_MAX => {
                 let number = |label| sample.label(label).parse().ok();
                 if let (Some(of), Some(tid)) = (number("pid"), number("tid")) {
                     let pid = u32::try_from(of).unwrap_or(0);

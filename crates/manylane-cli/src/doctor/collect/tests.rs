@@ -315,8 +315,8 @@ fn report_lanes_are_those_with_threads_and_their_wait_policy() {
         ]
     );
     // A program under `manylane run` has threads of its own, and its own way to wait.
-    let of_launcher = "manylane_run_received_total{socket=\"0.0.0.0:9\",lane=\"1\",pid=\"90\",tid=\"91\"} 11\n\
-         manylane_run_received_total{socket=\"0.0.0.0:9\",lane=\"\",pid=\"x\",tid=\"91\"} 11\n";
+    let of_launcher = "manylane_run_delivered_total{socket=\"0.0.0.0:9\",lane=\"1\",pid=\"90\",tid=\"91\"} 11\n\
+         manylane_run_delivered_total{socket=\"0.0.0.0:9\",lane=\"\",pid=\"x\",tid=\"91\"} 11\n";
     assert_eq!(
         lanes::lanes(&root.files(), 8, of_launcher),
         [lane(90, 91, "0.0.0.0:9", "1", None, &[0, 1, 2, 3])]

@@ -156,12 +156,12 @@ fn queues_unused(facts: &Facts, found: &mut FindingSink<'_>) {
     for device in rx_devices(facts) {
         let Some(channels) = device.channels else { continue };
         let name = device.name.clone();
-        let (now, most, target) = if channels.combined_max > 0 {
+        let (now, max, target) = if channels.combined_max > 0 {
             (channels.combined, channels.combined_max, Target::CombinedQueues { device: name })
         } else {
             (channels.rx, channels.rx_max, Target::ReceiveQueues { device: name })
         };
-        let want = most.min(cpus);
+        let want = max.min(cpus);
         if now < want {
             // Between veth devices, the sender's CPU does the work unless they run NAPI.
             let is_veth = device.kind.as_deref() == Some("veth");
@@ -169,7 +169,7 @@ fn queues_unused(facts: &Facts, found: &mut FindingSink<'_>) {
                 .add(
                     if is_veth { Severity::Note } else { Severity::Wrong },
                     format!(
-                        "{} uses {now} of {most} receive queues, and {cpus} CPUs are available",
+                        "{} uses {now} of {max} receive queues, and {cpus} CPUs are available",
                         device.name
                     ),
                     format!("Each queue has its own interrupt: at most {now} CPUs do the receive work."),
@@ -303,8 +303,8 @@ fn one_queue(facts: &Facts, found: &mut FindingSink<'_>) {
     }
     let dropped = facts.losses.softnet.iter().any(|row| row.dropped > 0);
     for device in rx_devices(facts) {
-        let most = device.channels.map_or(1, |channels| channels.combined_max.max(channels.rx_max));
-        if device.rx_queues != Some(1) || most > 1 {
+        let max = device.channels.map_or(1, |channels| channels.combined_max.max(channels.rx_max));
+        if device.rx_queues != Some(1) || max > 1 {
             continue;
         }
         let Some(rps) = &device.rps else {

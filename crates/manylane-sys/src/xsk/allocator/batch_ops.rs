@@ -56,8 +56,8 @@ impl AllocatorGuard<'_> {
         };
         let mut returned = ReturnedCredits::default();
         // Bounded, for a kernel that fills the ring as fast as it is emptied.
-        let most = completion.entries();
-        let reaped = completion.pop_while(most, |addr| {
+        let entries = completion.entries();
+        let reaped = completion.pop_while(entries, |addr| {
             let frame = frames.frame_of(addr);
             let place = frame.map_or(StateWord::FREE, |frame| frames.state(frame));
             match (frame, place.state()) {

@@ -64,7 +64,7 @@ enum Step {
     Round {
         member: usize,
         arrive: Vec<usize>,
-        most: usize,
+        max: usize,
         acts: Vec<Act>,
     },
     Join {
@@ -101,7 +101,7 @@ fn step() -> impl Strategy<Value = Step> {
         prop::collection::vec(act(), 0..24),
     );
     prop_oneof![
-        8 => round.prop_map(|(member, arrive, most, acts)| Step::Round { member, arrive, most, acts }),
+        8 => round.prop_map(|(member, arrive, max, acts)| Step::Round { member, arrive, max, acts }),
         1 => (0..5_u32, 0..5_u32, any::<bool>()).prop_map(|(ring, tx_ring, assembles)| Step::Join {
             ring: 1 << ring,
             tx_ring: 1 << tx_ring,
@@ -262,18 +262,18 @@ impl World<'_> {
     }
 
     /// One batch of a member, from its beginning until the next one may begin.
-    fn round(&mut self, member: usize, arrive: &[usize], most: usize, acts: &[Act]) {
+    fn round(&mut self, member: usize, arrive: &[usize], max: usize, acts: &[Act]) {
         let mut view = self.members.remove(member % self.members.len());
         for &len in arrive {
             self.arrive(view.number, view.linearizes, len, &mut view.arrived);
         }
-        let wanted = most.min(view.member.batch_max());
+        let wanted = max.min(view.member.batch_max());
         let looked = wanted.min(view.arrived.len());
         let arrived_packets: Vec<_> = view.arrived.drain(..looked).collect();
         let arrived_packets: Vec<Vec<u8>> =
             arrived_packets.into_iter().filter(|packet| !packet.is_empty()).collect();
         self.invalid += (looked - arrived_packets.len()) as u64;
-        assert_eq!(view.member.receive(most), arrived_packets.len());
+        assert_eq!(view.member.receive(max), arrived_packets.len());
         let at = |packet: &Vec<u8>| usize::from(packet[0]) % packet.len();
         view.batch = arrived_packets
             .into_iter()
@@ -369,8 +369,8 @@ impl World<'_> {
             for _ in 0..self.members.len() {
                 // Each member in turn: `round` moves it to the end.
                 self.round(0, &[], usize::MAX, &[Act::Flush { budget: usize::MAX }]);
-                let most = self.mock.kernel.borrow().options.tx_ring;
-                for _ in 0..most {
+                let max = self.mock.kernel.borrow().options.tx_ring;
+                for _ in 0..max {
                     self.mock.kernel.borrow_mut().complete(0);
                 }
             }
@@ -445,7 +445,7 @@ proptest! {
         world.add_member(core, 0, assembles, options.ring);
         for step in &steps {
             match step {
-                Step::Round { member, arrive, most, acts } => world.round(*member, arrive, *most, acts),
+                Step::Round { member, arrive, max, acts } => world.round(*member, arrive, *max, acts),
                 Step::Join { ring, tx_ring, assembles } => {
                     let options = QueueOptions { ring: *ring, tx_ring: *tx_ring, ..options };
                     let (number, core) = mock.join(&options, linearizer(*assembles, *ring));

@@ -135,9 +135,9 @@ impl Kernel {
         put
     }
 
-    /// Sends up to `most` packets of a member.
-    pub(super) fn send(&mut self, member: usize, most: usize) {
-        for _ in 0..most {
+    /// Sends up to `max` packets of a member.
+    pub(super) fn send(&mut self, member: usize, max: usize) {
+        for _ in 0..max {
             // As in the kernel: no packet is sent without room for its completion.
             let desc = self.has_room().then(|| self.sockets[member].tx.pop()).flatten();
             let Some(desc) = desc else { break };

@@ -119,7 +119,7 @@ pub(super) fn datagram(frame: &mut [u8], port: u16, payload: &[u8]) -> usize {
 
 /// Writes the headers of a datagram for the far end, with only the pseudo header's sum as
 /// checksum.
-pub(super) fn unfinished_head(frame: &mut [u8], port: u16, payload: usize) {
+pub(super) fn partial_head(frame: &mut [u8], port: u16, payload: usize) {
     let (from, to, udp) = ([192, 0, 2, 9], [192, 0, 2, 2], (8 + payload) as u16);
     frame[..6].copy_from_slice(&FAR_MAC);
     frame[6..14].copy_from_slice(&[2, 0, 0, 0, 1, 0, 0x08, 0x00]);

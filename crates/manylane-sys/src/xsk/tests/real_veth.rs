@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use manylane_test_support::{Forced, need_unless_forced, wait_for};
 
-use super::real_support::{Pair, Program, eventually, options, unfinished_head, with_pair};
+use super::real_support::{Pair, Program, eventually, options, partial_head, with_pair};
 use crate::packet::PacketSocket;
 use crate::xsk::open::Step;
 use crate::xsk::queue::Queue;
@@ -229,15 +229,15 @@ fn netns_partial_checksums_are_completed() {
         queue.find_payloads(|_, _| Some((42, 100)));
         let (payloads, mut sender) = queue.split();
         let payload = payloads.payload(0);
-        unfinished_head(sender.in_place_header_mut(0).unwrap(), port, 100);
+        partial_head(sender.in_place_header_mut(0).unwrap(), port, 100);
         assert!(sender.send_in_place_partial(0, 100, 34, 6));
-        // Unfinished, it is rejected; otherwise it would arrive first.
-        let mut send = |unfinished: bool, number: u8| {
+        // Partial, it is rejected; otherwise it would arrive first.
+        let mut send = |partial: bool, number: u8| {
             let mut fresh = sender.alloc().unwrap();
             let bytes = sender.frame_mut(&mut fresh);
-            unfinished_head(bytes, port, 50);
+            partial_head(bytes, port, 50);
             bytes[42..92].fill(number);
-            if unfinished {
+            if partial {
                 sender.send_frame_partial(fresh, 92, 34, 6).unwrap();
             } else {
                 sender.send_frame(fresh, 92).unwrap();

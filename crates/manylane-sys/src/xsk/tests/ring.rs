@@ -91,8 +91,8 @@ mod plain {
     fn batches_are_limited_by_queue_and_capacity() {
         let ring = MockRing::new(4, 0_u64);
         let (mut producer, mut consumer) = ring.split();
-        let put = |producer: &mut Producer<u64>, most, values: std::ops::Range<u64>| {
-            let values: Vec<u64> = values.take(most).collect();
+        let put = |producer: &mut Producer<u64>, max, values: std::ops::Range<u64>| {
+            let values: Vec<u64> = values.take(max).collect();
             producer.push_from(&values, |&value| Some(value))
         };
         assert_eq!(put(&mut producer, 3, 0..9), 3, "as many as were asked for");
@@ -101,8 +101,8 @@ mod plain {
         assert_eq!(consumer.pop_while(9, |_| true), 0, "not published");
         producer.publish();
         let mut taken = Vec::new();
-        let mut take = |consumer: &mut Consumer<u64>, most, last| {
-            let count = consumer.pop_while(most, |value| {
+        let mut take = |consumer: &mut Consumer<u64>, max, last| {
+            let count = consumer.pop_while(max, |value| {
                 taken.push(value);
                 value != last
             });
@@ -134,8 +134,8 @@ mod plain {
         // From every slot on, and across the wrap of the counters.
         for _ in 0..12 {
             let values: Vec<u64> = (next..next + 6).collect();
-            let most = next + 3;
-            assert_eq!(producer.push_from(&values, |&value| (value < most).then_some(value)), 3);
+            let max = next + 3;
+            assert_eq!(producer.push_from(&values, |&value| (value < max).then_some(value)), 3);
             assert_eq!(producer.push_from(&values[3..], |&value| Some(value)), 1, "no more room");
             assert_eq!(consumer.pop_into(&mut [0; 9], store), 0, "not published");
             producer.publish();

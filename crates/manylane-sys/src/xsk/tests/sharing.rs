@@ -173,8 +173,8 @@ fn incomplete_packets_wait_and_invalid_ones_are_dropped() {
 #[test]
 #[cfg_attr(miri, ignore = "a megabyte of packets takes Miri minutes")]
 fn packets_beyond_the_maximum_are_dropped() {
-    let most = FRAGS_MAX as u32 * 2;
-    let (mock, mut core) = open_linearizing(most * 2, most, 8);
+    let frames_max = FRAGS_MAX as u32 * 2;
+    let (mock, mut core) = open_linearizing(frames_max * 2, frames_max, 8);
     // Longer than any packet, in few enough fragments; and in too many fragments.
     assert!(mock.kernel.borrow_mut().receive_frags(0, &packet(0, PACKET_LEN_MAX + 1), 1792));
     assert!(mock.kernel.borrow_mut().receive_frags(0, &packet(0, FRAGS_MAX + 1), 1));

@@ -37,7 +37,7 @@ impl FilterMaps {
             filters: Array::try_from(map("ml_filters")?).map_err(&wrong)?,
             rules: LpmTrie::try_from(map("ml_rules")?).map_err(&wrong)?,
             drops: PerCpuArray::try_from(map("ml_filter_drops")?).map_err(&wrong)?,
-            installed: vec![BTreeMap::new(); abi::MAX_SOCKETS as usize],
+            installed: vec![BTreeMap::new(); abi::SOCKETS_MAX as usize],
         })
     }
 
@@ -59,7 +59,7 @@ impl FilterMaps {
             self.rules.insert(&Key::new(bits, key), value, 0).map_err(|err| wrong(&self.name, err))?;
             there.insert(*prefix, *rule);
         }
-        let mut limit = [abi::Limit::default(); abi::MAX_LIMITS];
+        let mut limit = [abi::Limit::default(); abi::LIMITS_MAX];
         for (place, limit) in limit.iter_mut().zip(guard.limits()) {
             *place = limit.to_abi();
         }

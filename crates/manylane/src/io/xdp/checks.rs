@@ -108,7 +108,7 @@ fn made_of_others(name: &str, parts: &str) -> Error {
 /// reserves some of them. The kernel does not report an XSK that cannot send: its frames stay in
 /// the TX ring.
 pub(super) fn usable_queues(queues: sys::Queues, reserved: u32) -> u32 {
-    queues.receive.min(queues.send.saturating_sub(reserved)).min(abi::MAX_QUEUES)
+    queues.receive.min(queues.send.saturating_sub(reserved)).min(abi::QUEUES_MAX)
 }
 
 /// True if the kernel would filter sources on a device (`rp_filter` 1) and another device is up,
@@ -142,11 +142,11 @@ pub(super) fn warn_of_rp_filter(name: &str, is_named: bool) {
     }
 }
 
-/// True if a frame may arrive with an unfinished checksum, or as a GSO message, and the kernel has
+/// True if a frame may arrive with a partial checksum, or as a GSO message, and the kernel has
 /// to finish it. The drivers of NICs pass whole frames to XDP. tun does not: checksums that a
-/// guest leaves unfinished are finished behind it. In generic mode GRO messages are not split yet.
-/// False for veth in native mode, where lanes accept unfinished checksums.
-pub(super) fn may_be_unfinished(driver: &str, attach: AttachMode) -> bool {
+/// guest leaves partial are finished behind it. In generic mode GRO messages are not split yet.
+/// False for veth in native mode, where lanes accept partial checksums.
+pub(super) fn may_be_partial(driver: &str, attach: AttachMode) -> bool {
     attach == AttachMode::Generic || driver == "tun"
 }
 
@@ -257,11 +257,11 @@ mod tests {
     }
 
     #[test]
-    fn unfinished_checksums_of_tap_and_generic_xdp_pass_to_the_kernel() {
-        assert!(may_be_unfinished("tun", AttachMode::Native));
-        assert!(may_be_unfinished("ixgbe", AttachMode::Generic));
+    fn partial_checksums_of_tap_and_generic_xdp_pass_to_the_kernel() {
+        assert!(may_be_partial("tun", AttachMode::Native));
+        assert!(may_be_partial("ixgbe", AttachMode::Generic));
         for driver in ["ixgbe", "veth", "virtio_net", ""] {
-            assert!(!may_be_unfinished(driver, AttachMode::Native), "{driver}");
+            assert!(!may_be_partial(driver, AttachMode::Native), "{driver}");
         }
     }
 
@@ -272,7 +272,7 @@ mod tests {
         // virtio_net with two CPUs: two of its four queues are in use before the program is
         // attached.
         assert_eq!(usable(4, 4, 2), 2);
-        assert_eq!(usable(2000, 2000, 0), abi::MAX_QUEUES);
+        assert_eq!(usable(2000, 2000, 0), abi::QUEUES_MAX);
     }
 
     #[test]

@@ -48,7 +48,7 @@ pub(crate) struct Device {
     is_gone: AtomicBool,
     /// Its MAC address at the last refresh, in the lower six bytes.
     mac: AtomicU64,
-    /// A veth: frames from the kernel at the other end have unfinished checksums.
+    /// A veth: frames from the kernel at the other end have partial checksums.
     pub(crate) is_veth: bool,
     /// It completes checksums that TX metadata requests. Not virtio_net: the kernel builds its
     /// skbs without copying, and ignored the metadata on that path (seen on Linux 6.12).
@@ -79,7 +79,7 @@ struct DeviceMaps {
     vlans: HashMap<MapData, u32, u32>,
     counts: PerCpuArray<MapData, u64>,
     /// Socket numbers in use.
-    sockets: [bool; abi::MAX_SOCKETS as usize],
+    sockets: [bool; abi::SOCKETS_MAX as usize],
 }
 
 impl DeviceMaps {
@@ -104,10 +104,10 @@ impl Device {
         let before = sys::queues(&name).map_err(asking)?;
         let driver = sys::driver(&name).map_err(asking)?;
         checks::check_kind(&name, &driver, attach)?;
-        let unfinished = u8::from(checks::may_be_unfinished(&driver, attach));
+        let partial = u8::from(checks::may_be_partial(&driver, attach));
         let mut program = EbpfLoader::new()
             .btf(None)
-            .override_global("ml_unfinished", &unfinished, true)
+            .override_global("ml_may_be_partial", &partial, true)
             .map_max_entries("ml_wide", sources)
             .map_max_entries("ml_narrow", sources)
             .load(manylane_bpf::XDP)
@@ -143,7 +143,7 @@ impl Device {
             locals,
             vlans,
             counts,
-            sockets: [false; abi::MAX_SOCKETS as usize],
+            sockets: [false; abi::SOCKETS_MAX as usize],
         };
         maps.device.set(0, words, 0).map_err(wrong)?;
         if queues < now.receive {
@@ -167,7 +167,7 @@ impl Device {
             is_native: attach == AttachMode::Native,
             maps: Mutex::new(maps),
             filters: Arc::new(Mutex::new(guards)),
-            open_queues: Mutex::new(vec![None; abi::MAX_QUEUES as usize]),
+            open_queues: Mutex::new(vec![None; abi::QUEUES_MAX as usize]),
         };
         // After an error, the next refresh reads it.
         _ = device.vlan_stripping_warning();
@@ -317,7 +317,7 @@ impl Device {
         }
         let mut maps = self.maps();
         let free = maps.sockets.iter().position(|used| !used).ok_or_else(|| {
-            let message = format!("{}: at most {} sockets can share a device", self.name, abi::MAX_SOCKETS);
+            let message = format!("{}: at most {} sockets can share a device", self.name, abi::SOCKETS_MAX);
             Error::new(ErrorKind::Limit, message)
         })?;
         for vlan in vlans {
@@ -358,14 +358,14 @@ impl Device {
 
     /// Redirects frames of `queue` to `xsk`, as soon as their port is bound to `socket`.
     pub(crate) fn redirect(&self, socket: SocketIndex, queue: u32, xsk: BorrowedFd<'_>) -> Result<()> {
-        let set = self.maps().xsks.set(socket * abi::MAX_QUEUES + queue, xsk.as_raw_fd(), 0);
+        let set = self.maps().xsks.set(socket * abi::QUEUES_MAX + queue, xsk.as_raw_fd(), 0);
         set.map_err(|err| bpf_error(&self.name, "cannot write an XSK to the eBPF map", err))
     }
 
     /// Stops redirecting frames of `queue`; they go to the kernel.
     pub(crate) fn clear_redirect(&self, socket: SocketIndex, queue: u32) {
         // Fails only if there is no redirection, which is the desired state.
-        let _ = self.maps().xsks.unset(socket * abi::MAX_QUEUES + queue);
+        let _ = self.maps().xsks.unset(socket * abi::QUEUES_MAX + queue);
     }
 
     /// Makes exactly `addresses` with `port` lead to `socket`, and excludes datagrams with a
@@ -414,7 +414,7 @@ impl Device {
         self.maps().vlans.iter().filter(|entry| entry.as_ref().unwrap().1 & 1 << socket != 0).count()
     }
 
-    /// Counts of the program, by the names of [`abi::XDP_COUNTS`].
+    /// Counts of the program, in the order of [`abi::XDP_COUNTS`].
     pub(crate) fn counts(&self) -> [u64; abi::XDP_COUNTS.len()] {
         let maps = self.maps();
         std::array::from_fn(|index| {

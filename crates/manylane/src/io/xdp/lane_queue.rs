@@ -38,14 +38,14 @@ impl LaneQueue {
     #[inline]
     pub(super) fn receive(
         &mut self,
-        most: usize,
+        frames_max: usize,
         datagram_size: usize,
         read: &mut [Datagram],
         tap: &mut Tap,
         cells: &Cells,
     ) -> (usize, RecvSummary) {
         // `read` has an element for each frame.
-        let frames = self.xsk.receive(most.min(read.len()));
+        let frames = self.xsk.receive(frames_max.min(read.len()));
         if frames == 0 {
             return (0, RecvSummary::default());
         }

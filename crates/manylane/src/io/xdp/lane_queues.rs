@@ -178,7 +178,7 @@ impl LaneQueues {
     /// than half full.
     pub(super) fn receive(
         &mut self,
-        most: usize,
+        frames_max: usize,
         datagram_size: usize,
         drop_policy: DropPolicy,
         cells: &Cells,
@@ -198,17 +198,17 @@ impl LaneQueues {
             // Valid frames may follow a batch without any, so an empty result is not final.
             for _ in 0..INVALID_BUDGET {
                 let mut receive = |queue: &mut LaneQueue| {
-                    queue.receive(most, datagram_size, &mut self.parsed, &mut self.tap, cells)
+                    queue.receive(frames_max, datagram_size, &mut self.parsed, &mut self.tap, cells)
                 };
                 let (mut frames, mut summary) = receive(queue);
                 if frames == 0 {
                     self.backlog.0 = self.backlog.0.wrapping_add(queue.backlog_delta());
                     break;
                 }
-                if drop_policy == DropPolicy::Head && frames == most && queue.is_half_full() {
+                if drop_policy == DropPolicy::Head && frames == frames_max && queue.is_half_full() {
                     // Bounded by the size of the ring, because frames may keep arriving.
-                    for _ in 0..queue.xsk.backlog().1 as usize / most {
-                        if frames < most || !queue.xsk.has_received() {
+                    for _ in 0..queue.xsk.backlog().1 as usize / frames_max {
+                        if frames < frames_max || !queue.xsk.has_received() {
                             break;
                         }
                         cells.add(Count::DroppedStale, summary.datagrams as u64);
@@ -219,7 +219,7 @@ impl LaneQueues {
                 if summary.messages > 0 {
                     self.batches_since_kernel += 1;
                     self.current = Some(at);
-                    self.round_robin.record_batch(at, frames == most);
+                    self.round_robin.record_batch(at, frames == frames_max);
                     return summary;
                 }
             }

@@ -84,8 +84,8 @@ pub(super) fn check(config: &Config) -> Result<()> {
     if !ring.is_power_of_two() || !(64..=16_384).contains(&ring) {
         return refuse(format!("invalid xdp_ring {ring}: expected a power of two from 64 to 16384"));
     }
-    if !(1..=abi::MAX_SOCKETS).contains(&sockets) {
-        return refuse(format!("invalid xdp_sockets {sockets}: expected 1 to {}", abi::MAX_SOCKETS));
+    if !(1..=abi::SOCKETS_MAX).contains(&sockets) {
+        return refuse(format!("invalid xdp_sockets {sockets}: expected 1 to {}", abi::SOCKETS_MAX));
     }
     if !(1024..=1 << 24).contains(&sources) {
         return refuse(format!("invalid limit_sources {sources}: expected 1024 to {}", 1 << 24));
@@ -118,7 +118,7 @@ impl XdpIo {
         let summary = self.queues.receive(batch, datagram_size, self.drop_policy, cells);
         self.queues.publish_backlog(cells);
         if summary.messages > 0 {
-            cells.add(Count::DeliveredByXdp, summary.datagrams as u64);
+            cells.add(Count::DeliveredByBypass, summary.datagrams as u64);
         }
         summary
     }

@@ -332,7 +332,7 @@ impl<'a> XdpSender<'a> {
     /// since the last flush.
     pub(crate) fn flush(&mut self, datagrams: u64, cells: &Cells) {
         self.notify();
-        cells.add(Count::SentByXdp, datagrams);
+        cells.add(Count::SentByBypass, datagrams);
     }
 
     fn notify(&mut self) {

@@ -98,8 +98,8 @@ fn loopback_each_reply_returns_or_is_lost_by_a_fault() {
 }
 
 #[test]
-fn loopback_refused_sends_are_retried_or_counted_with_their_reason() {
-    for engine in kernel_engines("loopback_refused_sends_are_retried_or_counted_with_their_reason") {
+fn loopback_refused_sends_are_retried_or_counted_by_reason() {
+    for engine in kernel_engines("loopback_refused_sends_are_retried_or_counted_by_reason") {
         let (mut lane, injector, client) = loopback_lane(engine, 3);
         let to = client.local_addr().unwrap();
         refuse_sends(&mut lane, &injector, to);
@@ -159,6 +159,6 @@ fn loopback_a_failed_receive_loses_nothing() {
         assert!(received.into_iter().eq((0..3).map(payload)));
         let total = close(lane);
         assert_eq!((total.recv_errors, total.delivered, total.arrived()), (2, 3, 3), "{engine}");
-        assert_eq!((total.uring_fallbacks, total.discarded), (0, 0), "{engine}");
+        assert_eq!((total.engine_fallbacks, total.discarded), (0, 0), "{engine}");
     }
 }

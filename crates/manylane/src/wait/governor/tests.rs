@@ -37,12 +37,12 @@ impl Lane {
         Self { pacer: WaitGovernor::new(WaitPolicy::Adaptive), now: 0, wake_latency: late }
     }
 
-    /// Sleeps until `next`, for at most `most`; true if the request has arrived.
-    fn sleep(&mut self, next: u64, most: u64, did: &mut Outcome) -> bool {
+    /// Sleeps until `next`, for at most `max`; true if the request has arrived.
+    fn sleep(&mut self, next: u64, max: u64, did: &mut Outcome) -> bool {
         did.sleeps += 1;
-        let woken = next <= self.now + most;
+        let woken = next <= self.now + max;
         did.cpu_time += if woken { self.wake_latency / 3 } else { self.wake_latency };
-        self.now = if woken { self.now.max(next) } else { self.now + most } + self.wake_latency;
+        self.now = if woken { self.now.max(next) } else { self.now + max } + self.wake_latency;
         woken
     }
 

@@ -13,7 +13,7 @@ use crate::counters::LaneId;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::filter::{FilterHandle, SocketIndex};
 use crate::io::xdp::device::Device;
-use crate::io::{EngineShared, XdpQueue};
+use crate::io::{DeviceQueue, EngineShared};
 
 impl EngineShared for XdpControl {
     fn start(&self) -> Result<()> {
@@ -90,10 +90,10 @@ impl EngineShared for XdpControl {
         state.final_counts.clone().unwrap_or_else(|| device_counts(&state.devices))
     }
 
-    fn queues(&self) -> Vec<XdpQueue> {
+    fn device_queues(&self) -> Vec<DeviceQueue> {
         let about = |served: &AssignedQueue| {
             let seen = xsk::statistics(served.xsk.as_fd()).unwrap_or_default();
-            XdpQueue {
+            DeviceQueue {
                 device: served.device.name.clone(),
                 queue: served.queue,
                 lane: served.lane,
@@ -115,10 +115,10 @@ impl Drop for XdpControl {
 }
 
 fn device_counts(devices: &[(Arc<Device>, SocketIndex)]) -> Vec<(String, &'static str, u64)> {
-    let names = manylane_bpf::abi::XDP_COUNTS;
+    let counts = manylane_bpf::abi::XDP_COUNTS;
     let of = |device: &Arc<Device>| {
         let name = device.name.clone();
-        names.into_iter().zip(device.counts()).map(move |(what, count)| (name.clone(), what, count))
+        counts.into_iter().zip(device.counts()).map(move |((outcome, _), n)| (name.clone(), outcome, n))
     };
     devices.iter().flat_map(|(device, _)| of(device)).collect()
 }

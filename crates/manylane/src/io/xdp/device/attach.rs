@@ -65,7 +65,7 @@ pub(super) fn attach_program(
             "the other end of this veth pair has more send queues than this end has receive queues: add queues here, or remove some there ('ethtool -L')"
         }
         (AttachMode::Native, Some(EOPNOTSUPP)) if driver == "virtio_net" => {
-            "the host passes frames with unfinished checksums and segments, which this machine cannot turn off: on the host, enable ctrl_guest_offloads for the network device, or disable its guest_csum, guest_tso4, guest_tso6, guest_ecn and guest_ufo"
+            "the host passes frames with partial checksums and segments, which this machine cannot turn off: on the host, enable ctrl_guest_offloads for the network device, or disable its guest_csum, guest_tso4, guest_tso6, guest_ecn and guest_ufo"
         }
         (AttachMode::Native, _) => {
             "its driver accepts no XDP program (xdp_generic(true) works on any device), or CAP_BPF or CAP_NET_ADMIN is missing"

@@ -1,4 +1,4 @@
-//! What is known of one lease, and the check that its socket may have it.
+//! The state of one lease, and the check that its socket may have it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;

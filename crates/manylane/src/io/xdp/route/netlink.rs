@@ -67,10 +67,10 @@ impl EventSocket {
         Ok(Self(socket))
     }
 
-    /// Reads at most `most` datagrams of events; true if there may be more. `ENOBUFS` and
+    /// Reads at most `max` datagrams of events; true if there may be more. `ENOBUFS` and
     /// `EBADMSG`: events were lost.
-    pub(super) fn read(&mut self, most: usize, mut each: impl FnMut(KernelUpdate)) -> io::Result<bool> {
-        for _ in 0..most {
+    pub(super) fn read(&mut self, max: usize, mut each: impl FnMut(KernelUpdate)) -> io::Result<bool> {
+        for _ in 0..max {
             let Some(messages) = self.0.receive()? else { return Ok(false) };
             messages.filter_map(|message| decode(message.kind, message.payload)).for_each(&mut each);
         }

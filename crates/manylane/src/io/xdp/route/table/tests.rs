@@ -73,8 +73,8 @@ fn consecutive_peers_spread_over_all_sets() {
         for (row, pair_of) in rows.iter().enumerate() {
             let mut sets = [0; SETS];
             (0..64 * SETS as u32).for_each(|n| sets[set_of(table.hash(&pair_of(n)))] += 1);
-            let (least, most) = (sets.iter().min(), sets.iter().max());
-            assert!(least > Some(&16) && most < Some(&128), "row {row}: {least:?} to {most:?}");
+            let (min, max) = (sets.iter().min(), sets.iter().max());
+            assert!(min > Some(&16) && max < Some(&128), "row {row}: {min:?} to {max:?}");
         }
     }
 }
