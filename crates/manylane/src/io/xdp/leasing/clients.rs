@@ -47,7 +47,7 @@ pub(super) struct Clients {
     /// Events of the listener and of all clients, also of those with a lease.
     pub(super) epoll: Epoll,
     closers: CloserThreads,
-    pending: Vec<PendingClient>,
+    pub(super) pending: Vec<PendingClient>,
     /// The user beside root that may have queues.
     other_user: Option<u32>,
     pub(super) last_token: u64,
