@@ -33,7 +33,7 @@ pub(crate) fn run(args: &LabArgs) -> Result<()> {
     output::create_folder(&args.out)?;
     let name = if args.paper == LabPaper::All { "all" } else { papers[0].name() };
     let mut state = match &args.resume {
-        Some(file) => State::resume(file, &settings)?,
+        Some(path) => State::resume(path, output::open_existing(path)?, &settings)?,
         None => State::create(&args.out.join(format!("lab-{name}.state.jsonl")), settings)?,
     };
     if args.resume.is_some() {

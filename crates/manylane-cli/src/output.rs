@@ -31,27 +31,42 @@ pub(crate) fn json(document: &impl Serialize) -> Result<String> {
     Ok(serde_json::to_string_pretty(document).context("cannot write JSON")? + "\n")
 }
 
-/// Creates a file for a result; `-` is standard output. For root, it follows no link, and opens no
-/// file of another user, in a folder such as /tmp that others may write to.
+/// Flags of a file that is created or replaced.
+const CREATE: libc::c_int = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC;
+/// Flags of an existing file that is read and continued.
+#[cfg(any(feature = "bench", test))]
+const CONTINUE: libc::c_int = libc::O_RDWR | libc::O_APPEND;
+
+/// Creates a file for a result; `-` is standard output.
 pub(crate) fn create(path: &Path) -> Result<Box<dyn Write>> {
     if path == Path::new("-") {
         return Ok(Box::new(io::stdout()));
     }
-    let failed = || format!("cannot write {}", path.display());
-    let file = if effective_uid() == 0 { create_as_root(path) } else { File::create(path) };
-    Ok(Box::new(file.with_context(failed)?))
+    Ok(Box::new(open(path, CREATE)?))
 }
 
-/// Creates a file in the folder that was checked, whatever its path leads to by then.
-fn create_as_root(path: &Path) -> io::Result<File> {
+/// Opens an earlier result, to read and continue it.
+#[cfg(feature = "bench")]
+pub(crate) fn open_existing(path: &Path) -> Result<File> {
+    open(path, CONTINUE)
+}
+
+/// Opens a file. For root, it follows no link, and opens no file of another user, in a folder such
+/// as /tmp that others may write to.
+fn open(path: &Path, flags: libc::c_int) -> Result<File> {
+    open_checked(path, flags).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Opens a file in the folder that was checked, whatever its path leads to by then.
+fn open_checked(path: &Path, flags: libc::c_int) -> io::Result<File> {
     let (folder, name) = split_path(path)?;
     let folder = OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY).open(folder)?;
     let about = folder.metadata()?;
     let is_shared = about.uid() != 0 || about.mode() & 0o022 != 0;
-    if is_shared {
-        return create_in(&folder, name);
+    if effective_uid() == 0 && is_shared {
+        return open_in(&folder, name, flags);
     }
-    open_at(folder.as_fd(), name, libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC).map(File::from)
+    open_at(folder.as_fd(), name, flags).map(File::from)
 }
 
 /// The folder and the name of a file. [`Path::file_name`] ignores a trailing slash.
@@ -66,12 +81,14 @@ fn split_path(path: &Path) -> io::Result<(&Path, &OsStr)> {
     Ok((Path::new(OsStr::from_bytes(folder)), OsStr::from_bytes(name)))
 }
 
-/// Creates a file in a folder that others may write to.
-fn create_in(folder: &File, name: &OsStr) -> io::Result<File> {
+/// Opens a file in a folder that others may write to.
+fn open_in(folder: &File, name: &OsStr, flags: libc::c_int) -> io::Result<File> {
     let open = |flags| open_at(folder.as_fd(), name, flags).map(File::from);
-    match open(libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL) {
-        Err(err) if err.kind() == ErrorKind::AlreadyExists => {}
-        created => return created,
+    if flags & libc::O_CREAT != 0 {
+        match open(flags | libc::O_EXCL) {
+            Err(err) if err.kind() == ErrorKind::AlreadyExists => {}
+            created => return created,
+        }
     }
     // Without opening it, which blocks for a FIFO.
     let found = open(libc::O_PATH | libc::O_NOFOLLOW)?.metadata()?;
@@ -85,12 +102,14 @@ fn create_in(folder: &File, name: &OsStr) -> io::Result<File> {
     }
     // A FIFO that has replaced a regular file since then does not block it.
     let nonblocking = if found.is_file() { libc::O_NONBLOCK } else { 0 };
-    let file = open(libc::O_WRONLY | libc::O_NOFOLLOW | nonblocking)?;
+    let existing = flags & !(libc::O_CREAT | libc::O_TRUNC);
+    let file = open(existing | libc::O_NOFOLLOW | nonblocking)?;
     let opened = file.metadata()?;
     if (opened.dev(), opened.ino()) != (found.dev(), found.ino()) {
         return Err(refused());
     }
-    if opened.is_file() {
+    // Only now, because it could have been another file.
+    if flags & libc::O_TRUNC != 0 && opened.is_file() {
         file.set_len(0)?;
     }
     Ok(file)
@@ -168,17 +187,24 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("manylane-output-{}", std::process::id()));
         fs::create_dir(&folder).unwrap();
         let file = |name: &str| folder.join(name);
-        let create = |name: &str| create_in(&File::open(&folder).unwrap(), OsStr::new(name));
+        let open = |name: &str, flags| open_in(&File::open(&folder).unwrap(), OsStr::new(name), flags);
+        let create = |name: &str| open(name, CREATE);
         create("new").unwrap().write_all(b"longer").unwrap();
         create("new").unwrap().write_all(b"short").unwrap();
         assert_eq!(fs::read(file("new")).unwrap(), b"short");
+        open("new", CONTINUE).unwrap().write_all(b"er").unwrap();
+        assert_eq!(fs::read(file("new")).unwrap(), b"shorter");
+        assert_eq!(open("missing", CONTINUE).unwrap_err().kind(), ErrorKind::NotFound);
         symlink(file("new"), file("link")).unwrap();
         symlink(file("missing"), file("dangling")).unwrap();
         fs::hard_link(file("new"), file("second")).unwrap();
         for name in ["link", "dangling", "second", "new"] {
-            assert_eq!(create(name).unwrap_err().kind(), ErrorKind::PermissionDenied, "{name}");
+            for flags in [CREATE, CONTINUE] {
+                let err = open(name, flags).unwrap_err();
+                assert_eq!(err.kind(), ErrorKind::PermissionDenied, "{name}, {flags:#o}");
+            }
         }
-        assert_eq!(fs::read(file("new")).unwrap(), b"short");
+        assert_eq!(fs::read(file("new")).unwrap(), b"shorter");
         assert!(!file("missing").exists());
         let fifo = file("fifo");
         assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());

@@ -39,6 +39,7 @@ mod numa_nodes;
 mod number;
 mod orlowsky;
 mod paper;
+mod paper_table;
 mod part;
 mod priambodo;
 pub mod report;
@@ -57,13 +58,13 @@ use manylane_measure::Document;
 
 pub use self::paper::Paper;
 use self::paper::PaperValue;
+use self::paper_table::Table;
 pub use self::part::Part;
 use self::part::Setups;
 pub use self::row::Row;
 use self::row::merge;
 pub use self::settings::{LabSettings, Scale};
 use self::state::State;
-use self::table::Table;
 
 /// Name of the document.
 pub(crate) const SCHEMA: &str = "manylane.lab.v1";

@@ -9,10 +9,10 @@ use anyhow::Result;
 use manylane_bench::Options;
 use manylane_bench::experiments::batch::{self, Plan, RecvMethod};
 
+use crate::paper_table::{Baseline, Plot, Table};
 use crate::part::{Part, Setups, SilentController};
 use crate::row::Row;
 use crate::settings::Scale;
-use crate::table::{Baseline, Plot, Table};
 
 const LOCAL_TABLE: &str = "local experiment";
 const REAL_WORLD_TABLE: &str = "real-world experiment";

@@ -6,7 +6,8 @@ use std::fmt::Write as _;
 use anyhow::Result;
 use manylane_bench::report::{self, Figure, Labels, Series, Shape, escape};
 
-use crate::table::{Grid, Plot, layout, print};
+use crate::paper_table::Plot;
+use crate::table::{Grid, layout, print};
 use crate::{LabDocument, Paper, Row};
 
 /// The page.

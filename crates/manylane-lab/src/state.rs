@@ -4,8 +4,8 @@
 //! tries it again, and its last line counts.
 
 use std::collections::HashSet;
-use std::fs::{self, File, OpenOptions};
-use std::io::Write as _;
+use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -83,13 +83,14 @@ impl State {
         Ok(state)
     }
 
-    /// Resumes the run in `path`, on the same machine and with the same settings. Only the command
-    /// line may differ.
+    /// Resumes the run in `file`, which is open for reading and appending, on the same machine and
+    /// with the same settings. Only the command line may differ.
     ///
     /// # Errors
     /// Fails if the file is of another machine or of other settings, or is not a state.
-    pub fn resume(path: &Path, settings: &LabSettings) -> Result<Self> {
-        let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    pub fn resume(path: &Path, mut file: File, settings: &LabSettings) -> Result<Self> {
+        let mut text = String::new();
+        file.read_to_string(&mut text).with_context(|| format!("cannot read {}", path.display()))?;
         let mut lines = text.split_inclusive('\n');
         let first = lines.next().unwrap_or_default();
         let head: Header = serde_json::from_str(first)
@@ -111,8 +112,6 @@ impl State {
         }
         let all = parts.len();
         parts.retain(|part| !part.has_failed());
-        let file = OpenOptions::new().append(true).open(path);
-        let file = file.with_context(|| format!("cannot write {}", path.display()))?;
         file.set_len(whole as u64).with_context(|| format!("cannot write {}", path.display()))?;
         Ok(Self {
             path: path.into(),
@@ -251,6 +250,10 @@ mod tests {
         (folder, path)
     }
 
+    fn resume(path: &Path, settings: &LabSettings) -> Result<State> {
+        State::resume(path, File::options().read(true).append(true).open(path)?, settings)
+    }
+
     fn row(value: f64) -> Row {
         Row::new("t", "a", "1", "s", vec![value])
     }
@@ -262,12 +265,12 @@ mod tests {
         state.record_part("one", 1.5, vec![row(1.0)]).unwrap();
         state.record_part("two", 1.5, vec![row(2.5), row(3.0)]).unwrap();
         drop(state);
-        let mut state = State::resume(&path, &settings()).unwrap();
+        let mut state = resume(&path, &settings()).unwrap();
         assert!(state.has("one") && state.has("two") && !state.has("three"));
         assert_eq!((state.done_parts(), state.rows().count()), (2, 3));
         state.record_part("three", 1.5, Vec::new()).unwrap();
         drop(state);
-        assert_eq!(State::resume(&path, &settings()).unwrap().done_parts(), 3);
+        assert_eq!(resume(&path, &settings()).unwrap().done_parts(), 3);
     }
 
     #[test]
@@ -280,7 +283,7 @@ mod tests {
         let text = fs::read_to_string(&path).unwrap();
         for cut in 1..40 {
             fs::write(&path, &text[..text.len() - cut]).unwrap();
-            let mut state = State::resume(&path, &settings()).unwrap();
+            let mut state = resume(&path, &settings()).unwrap();
             assert!(state.has("one") && !state.has("two"), "{cut}");
             state.record_part("two", 1.5, vec![row(2.0)]).unwrap();
             drop(state);
@@ -295,18 +298,18 @@ mod tests {
         state.record_part("one", 1.5, vec![row(1.0)]).unwrap();
         state.record_part("two", 1.5, vec![row(7.0), Row::failed("two", "no device")]).unwrap();
         drop(state);
-        let mut state = State::resume(&path, &settings()).unwrap();
+        let mut state = resume(&path, &settings()).unwrap();
         assert!(state.has("one") && !state.has("two"));
         assert_eq!((state.done_parts(), state.failed_parts(), state.seconds()), (1, 1, 1.5));
         assert_eq!(state.rows().map(|row| row.value).collect::<Vec<_>>(), [Some(1.0)]);
         // Fails first, then succeeds.
         state.record_part("two", 1.5, vec![Row::failed("two", "no device")]).unwrap();
         drop(state);
-        let mut state = State::resume(&path, &settings()).unwrap();
+        let mut state = resume(&path, &settings()).unwrap();
         assert_eq!((state.done_parts(), state.failed_parts()), (1, 1));
         state.record_part("two", 2.5, vec![row(2.0)]).unwrap();
         drop(state);
-        let state = State::resume(&path, &settings()).unwrap();
+        let state = resume(&path, &settings()).unwrap();
         assert!(state.has("two"));
         assert_eq!((state.done_parts(), state.failed_parts(), state.seconds()), (2, 0, 4.0));
         assert_eq!(state.rows().map(|row| row.value).collect::<Vec<_>>(), [Some(1.0), Some(2.0)]);
@@ -317,20 +320,18 @@ mod tests {
         let (_folder, path) = temp_state();
         drop(State::create(&path, settings()).unwrap());
         let other = LabSettings { papers: vec![Paper::Sarma], ..settings() };
-        let why = State::resume(&path, &other).unwrap_err().to_string();
+        let why = resume(&path, &other).unwrap_err().to_string();
         assert!(why.contains("a run of rivera, not of sarma"), "{why}");
         let other = LabSettings { scale: Scale::full(), ..settings() };
-        let why = State::resume(&path, &other).unwrap_err().to_string();
+        let why = resume(&path, &other).unwrap_err().to_string();
         assert!(why.contains("other settings"), "{why}");
         let text = fs::read_to_string(&path).unwrap();
         let kernel = Machine::read().kernel;
         fs::write(&path, text.replace(&kernel, "2.6.0 i686")).unwrap();
-        let why = State::resume(&path, &settings()).unwrap_err().to_string();
+        let why = resume(&path, &settings()).unwrap_err().to_string();
         assert!(why.contains("another machine") && why.contains("2.6.0 i686"), "{why}");
         fs::write(&path, "{}\n").unwrap();
-        assert!(
-            State::resume(&path, &settings()).unwrap_err().to_string().contains("not the state of a lab run")
-        );
+        assert!(resume(&path, &settings()).unwrap_err().to_string().contains("not the state of a lab run"));
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //! least four parts to be interrupted between them.
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
@@ -217,6 +218,30 @@ fn a_killed_run_is_resumed() {
         let least = if row["line"].as_str().unwrap().starts_with("lane/xdp") { 1 } else { 60_000 };
         assert!((least..=60_000).contains(&row["counts"]["delivered"].as_u64().unwrap()), "{row}");
     }
+}
+
+#[test]
+fn roots_resume_refuses_links_and_files_with_two_names() {
+    if !skip::need_root("roots_resume_refuses_links_and_files_with_two_names") {
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let file = |name: &str| out.path().join(name);
+    fs::set_permissions(out.path(), Permissions::from_mode(0o777)).unwrap();
+    fs::write(file("state"), "of another program\n").unwrap();
+    let resume = |name: &str| {
+        let path = file(name);
+        let output = lab(&["rivera", "--resume", path.to_str().unwrap()], &file("out")).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        stderr(&output)
+    };
+    assert!(resume("state").contains("not the state of a lab run"));
+    symlink(file("state"), file("link")).unwrap();
+    let text = resume("link");
+    assert!(text.contains("it is a link"), "{text}");
+    fs::hard_link(file("state"), file("second")).unwrap();
+    let text = resume("state");
+    assert!(text.contains("it is a link"), "{text}");
 }
 
 #[test]

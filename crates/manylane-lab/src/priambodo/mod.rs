@@ -14,10 +14,10 @@ use self::cores::CORES;
 use self::latency::TABLE_2;
 use self::throughput::TABLE_1;
 use crate::paper::PaperValue;
+use crate::paper_table::{Baseline, Plot, Table};
 use crate::part::Part;
 use crate::row::Row;
 use crate::settings::Scale;
-use crate::table::{Baseline, Plot, Table};
 
 // Names of the tables of gaps.
 const GAP_1: &str = "table 1, gap";

@@ -23,10 +23,10 @@ use self::reading::{Reader, UNIT_SIZE};
 use crate::lockstat;
 use crate::number::format_number;
 use crate::paper::PaperValue;
+use crate::paper_table::{Baseline, Plot, Table};
 use crate::part::Part;
 use crate::row::Row;
 use crate::settings::Scale;
-use crate::table::{Baseline, Plot, Table};
 
 // Names of the tables of figures.
 const FIGURE_2: &str = "figure 2";

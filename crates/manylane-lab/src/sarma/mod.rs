@@ -21,9 +21,9 @@ use self::flood::{FIGURE_7, FIGURE_8, FLOOD};
 use self::hot_path::TABLE_2;
 use self::starvation::FIGURE_9;
 use crate::paper::PaperValue;
+use crate::paper_table::{Baseline, Plot, Table};
 use crate::part::Part;
 use crate::settings::Scale;
-use crate::table::{Baseline, Plot, Table};
 
 pub(super) fn tables() -> Vec<Table> {
     let stretch = Some(Plot::Lines("tenths of the flood"));

@@ -104,11 +104,12 @@ impl PeerProcess {
         poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&now)) == Ok(0)
     }
 
-    /// True if both are the same living process, and its user is unchanged.
+    /// True if both are certainly the same living process, and its user is unchanged.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
-        // A pid is reused only after its process has ended.
-        self.cred == other.cred && self.is_alive() && other.is_alive()
+        // A pid is reused only after its process has ended. All processes that are not visible
+        // share pid 0.
+        self.cred.pid != 0 && self.cred == other.cred && self.is_alive() && other.is_alive()
     }
 }
 
@@ -120,7 +121,22 @@ pub fn effective_uid() -> u32 {
 
 #[cfg(all(test, not(miri)))]
 mod tests {
+    use std::os::fd::AsFd as _;
+    use std::os::unix::net::UnixStream;
+
     use super::*;
+
+    #[test]
+    fn an_invisible_process_is_the_same_as_none() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let with_pid = |pid| {
+            let process = PeerProcess::from_socket(ours.as_fd()).unwrap();
+            PeerProcess { cred: PeerCred { pid, ..process.cred }, ..process }
+        };
+        let own = std::process::id();
+        assert!(with_pid(own).is_same(&with_pid(own)));
+        assert!(!with_pid(0).is_same(&with_pid(0)));
+    }
 
     #[test]
     fn an_ambiguous_uid_identifies_no_user() {
