@@ -36,7 +36,7 @@ static void *send_later(void *arg)
 
 int main(void)
 {
-	int server = loopback_server(0, &address), ready[2], i, status;
+	int server = loopback_server(0, &address), ready[2], i, status = 0;
 	pid_t self = getpid(), child;
 	pthread_t sender;
 	ssize_t got;

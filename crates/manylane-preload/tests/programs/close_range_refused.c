@@ -115,6 +115,9 @@ int main(int argc, char **argv)
 	closefrom(FIRST);
 	printf("after closefrom: %d\n", count_open());
 	fflush(stdout);
+	/* A sanitizer opens files as the program ends. */
+	for (int fd = FIRST - 10; fd < FIRST; fd++)
+		close(fd);
 
 	/* All datagrams still arrive. */
 	for (rounds = 0; rounds < 100; rounds++)
