@@ -1,7 +1,7 @@
 //! Clients that have connected: their identity, and their requests.
 //!
 //! A program finds the socket and the secret in its environment
-//! ([`LeaseToken`](manylane_ipc::lease::LeaseToken)), connects, and sends its request at once. Any
+//! ([`LeaseToken`]), connects, and sends its request at once. Any
 //! process in this network namespace can connect, as often as it likes. A client that sends
 //! nothing or an invalid request is disconnected, and other clients are served meanwhile. Queues
 //! are leased only to clients with the secret whose user is that of this process or, if that is
