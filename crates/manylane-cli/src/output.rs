@@ -54,7 +54,7 @@ pub(crate) fn open_existing(path: &Path) -> Result<File> {
 /// Opens a file. For root, it follows no link, and opens no file of another user, in a folder such
 /// as /tmp that others may write to.
 fn open(path: &Path, flags: libc::c_int) -> Result<File> {
-    open_checked(path, flags).with_context(|| format!("cannot write {}", path.display()))
+    open_checked(path, flags).with_context(|| format!("cannot open {}", path.display()))
 }
 
 /// Opens a file in the folder that was checked, whatever its path leads to by then.

@@ -304,6 +304,7 @@ impl Builder {
 
     /// The default of [`rx_coalesce`](Self::rx_coalesce) for `lanes` lanes on `cpus` CPUs. With
     /// [`Engine::Xdp`], the first call measures the cost of a wake-up, in about 1 ms.
+    /// [`Engine::Auto`] has the default of kernel sockets.
     #[must_use]
     pub fn default_rx_coalesce(engine: Engine, lanes: usize, cpus: usize) -> Duration {
         let min = if engine == Engine::Xdp { rx_coalesce::xdp_delay() } else { Duration::ZERO };

@@ -10,6 +10,7 @@ use crate::netns_support::{client, echo, lane_driver, open, wait_for_arrived};
 use crate::xdp_support::{PORT, programs, two_queues, xdp_builder};
 use manylane::{Builder, Engine, ErrorKind, Socket};
 use manylane_sys::packet::PacketSocket;
+use manylane_sys::xsk;
 use manylane_test_support::wait_for;
 use manylane_tests::{Client, LaneDriver, Serving};
 use manylane_wire::checksum::checksum;
@@ -64,10 +65,12 @@ fn netns_xdp_a_killed_process_leaves_nothing() {
     child.signal(Signal::KILL);
     // It is named until it has ended. Then there is no obstacle: its port was opened first, and is
     // closed last by the kernel.
-    // Before its last descriptor is closed, no process may be visible that has it open. The kernel
-    // may not tell whose socket has a queue (CONFIG_XDP_SOCKETS_DIAG).
+    // Before its last descriptor is closed, no process may be visible that has it open. Without
+    // CONFIG_XDP_SOCKETS_DIAG, the kernel does not tell whose socket has a queue.
     let process = format!("process {} (", child.pid());
-    let named = [&*process, "no visible process", "the kernel has not released ", "of another process"];
+    let index = b.device_index(0).unwrap();
+    let unknown = if b.run(|| xsk::owners(index, 0)).is_err() { "of another process" } else { &*process };
+    let named = [&*process, "no visible process", "the kernel has not released ", unknown];
     let mut next = None;
     let open = || b.run(|| xdp_builder(b).open()).map(|socket| next = Some(socket));
     wait_for("the end of the child", open, |opened| {

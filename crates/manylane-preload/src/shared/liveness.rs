@@ -15,7 +15,7 @@
 //!
 //! Without a free slot ([`SLOTS_MAX`]), for a thread that the C library did not make, and where
 //! robust mutexes are not available, a thread has no token, and is never taken for dead. Then only
-//! its heartbeat tells (`coverage.rs`).
+//! its heartbeat tells (`coverage.rs`). A thread that the C library did not make loses a slot.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};

@@ -28,10 +28,13 @@ pub(crate) fn has_leftovers() -> bool {
 
 /// Updates [`has_leftovers`].
 pub(crate) fn refresh() {
-    let has_some = |sock: &Sock| {
-        sock.leftovers().is_some_and(LeftoverQueue::has_datagrams) || sock.lane_fds().next().is_some()
-    };
-    HAS_LEFTOVERS.store(Sock::in_use().any(has_some), Ordering::Release);
+    let has_lanes = |sock: &Sock| sock.lane_fds().next().is_some();
+    HAS_LEFTOVERS.store(any_datagrams() || Sock::in_use().any(has_lanes), Ordering::Release);
+}
+
+/// True if a socket has leftovers.
+fn any_datagrams() -> bool {
+    Sock::in_use().any(|sock| sock.leftovers().is_some_and(LeftoverQueue::has_datagrams))
 }
 
 /// The leftovers of `fd`, if it has any.
@@ -78,7 +81,9 @@ pub(crate) unsafe fn poll(fds: *mut pollfd, count: nfds_t, own: impl Fn(bool) ->
     let all = || (0..count as usize).map(|nth| unsafe { &mut *fds.wrapping_add(nth) });
     // As in `waiting/poll.rs`: the kernel may refuse a long array, and has to see it first.
     let is_long = count > STACK_POLLFDS_MAX as nfds_t;
-    if fds.is_null() || !is_long && !all().any(|at| has_some(at)) {
+    let may_have_some =
+        if is_long { any_datagrams() } else { !fds.is_null() && all().any(|at| has_some(at)) };
+    if fds.is_null() || !may_have_some {
         return own(false);
     }
     let answer = own(true);
@@ -199,20 +204,29 @@ fn dup_to(fd: c_int, to: c_int, by: impl Fn(c_int, c_int) -> c_int) -> c_int {
 pub(crate) fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     const CLOEXEC: c_int = 1 << 2;
     if flags & CLOEXEC == 0 {
-        before_close_range(first, last);
+        before_close_range(first, last, |lane| _ = close_one_by_range(lane));
     }
     call::close_range(first, last, flags)
 }
 
-fn before_close_range(first: c_uint, last: c_uint) {
+fn before_close_range(first: c_uint, last: c_uint, by: impl Fn(c_int)) {
     for (fd, _) in table::tracked(first, last) {
-        close_lanes(fd, |lane| _ = call::close_range(lane as c_uint, lane as c_uint, 0));
+        close_lanes(fd, &by);
         forget(fd);
     }
 }
 
+fn close_one_by_range(fd: c_int) -> c_int {
+    call::close_range(fd as c_uint, fd as c_uint, 0)
+}
+
 pub(crate) fn closefrom(first: c_int) {
-    before_close_range(first.max(0) as c_uint, c_uint::MAX);
+    // As the C library, which closes one by one where close_range(2) fails.
+    before_close_range(first.max(0) as c_uint, c_uint::MAX, |lane| {
+        if close_one_by_range(lane) < 0 {
+            call::close(lane);
+        }
+    });
     call::closefrom(first);
 }
 

@@ -153,13 +153,10 @@ pub(crate) unsafe fn recvmmsg(
     timeout: *mut timespec,
 ) -> c_int {
     let found = managed(fd);
+    let is_ours = found.is_ok() || detached::has_leftovers() && detached::leftovers(fd).is_some();
     // SAFETY: program arguments.
-    let limit = unsafe { timeout.as_ref() };
-    if found.is_err() && !detached::has_leftovers()
-        || flags & MSG_ERRQUEUE != 0
-        || count == 0
-        || limit.is_some_and(is_invalid_timeout)
-    {
+    let limit = if is_ours { unsafe { timeout.as_ref() } } else { None };
+    if !is_ours || flags & MSG_ERRQUEUE != 0 || count == 0 || limit.is_some_and(is_invalid_timeout) {
         send_batch::flush();
         // SAFETY: program arguments.
         let got = unsafe { call::recvmmsg(found.err().unwrap_or(fd), messages, count, flags, timeout) };

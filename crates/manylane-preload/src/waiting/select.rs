@@ -74,7 +74,7 @@ pub(crate) unsafe fn pselect(
     }
 }
 
-/// Converts as the C library does: it takes 32 bits of the microseconds, of which whole seconds
+/// Converts as the C library does (glibc since 2.34): it takes 32 bits of the microseconds, of which whole seconds
 /// count as seconds, and refuses a time if either part is negative.
 fn normalize_timeval(time: &timeval) -> timespec {
     const USEC_PER_SEC: i64 = 1_000_000;

@@ -78,7 +78,7 @@ impl PeerProcess {
     /// The peer of an accepted connection.
     ///
     /// # Errors
-    /// `ESRCH` if it has ended, or is not visible.
+    /// `ESRCH` if it has ended; before Linux 6.5 also `EINVAL` if it is not visible.
     pub fn from_socket(fd: BorrowedFd<'_>) -> io::Result<Self> {
         /// Defined in asm-generic/socket.h, since Linux 6.5.
         const SO_PEERPIDFD: libc::c_int = 77;
@@ -109,7 +109,8 @@ impl PeerProcess {
     pub fn is_same(&self, other: &Self) -> bool {
         // A pid is reused only after its process has ended. All processes that are not visible
         // share pid 0.
-        self.cred.pid != 0 && self.cred == other.cred && self.is_alive() && other.is_alive()
+        let is_one = self.cred.pid != 0 && self.cred == other.cred;
+        (std::ptr::eq(self, other) || is_one) && self.is_alive() && other.is_alive()
     }
 }
 

@@ -54,12 +54,23 @@ pub(super) fn steered_addrs(
     addresses.iter().filter(|address| wanted(address)).map(|(_, ip)| *ip).collect()
 }
 
-/// Source addresses that are never accepted: our own addresses, whether their device is up or down,
-/// and broadcast addresses.
-pub(super) fn blocked_sources(locals: &LocalState) -> Vec<IpAddr> {
+/// Source addresses that are not accepted.
+#[derive(Debug, Default)]
+pub(super) struct BlockedSources {
+    /// Our own addresses, and broadcast addresses.
+    pub(super) addresses: Vec<IpAddr>,
+    /// Those of devices that are down, as far as the program has room for them: there may be one
+    /// for each service of a cluster.
+    pub(super) down_addresses: Vec<IpAddr>,
+}
+
+pub(super) fn blocked_sources(locals: &LocalState) -> BlockedSources {
     let LocalState { addresses, down_addresses, broadcasts, .. } = locals;
-    let ours = addresses.iter().map(|(_, ip)| ip).chain(down_addresses);
-    ours.copied().chain(broadcasts.iter().map(|ip| IpAddr::from(*ip))).collect()
+    let broadcasts = broadcasts.iter().map(|ip| IpAddr::from(*ip));
+    BlockedSources {
+        addresses: addresses.iter().map(|(_, ip)| *ip).chain(broadcasts).collect(),
+        down_addresses: down_addresses.clone(),
+    }
 }
 
 /// Refuses a device that is part of another one, or is made of others.
@@ -242,11 +253,12 @@ mod tests {
 
     #[test]
     fn own_and_broadcast_sources_are_refused() {
-        let not_from = blocked_sources(&locals());
-        assert_eq!(not_from.len(), 14);
-        for ip in ["10.0.0.255", "10.0.0.1", "10.5.0.1", "fe80::1", "127.0.0.1"] {
-            assert!(not_from.contains(&ip.parse().unwrap()), "{ip}");
+        let BlockedSources { addresses, down_addresses } = blocked_sources(&locals());
+        assert_eq!(addresses.len(), 13);
+        for ip in ["10.0.0.255", "10.0.0.1", "fe80::1", "127.0.0.1"] {
+            assert!(addresses.contains(&ip.parse().unwrap()), "{ip}");
         }
+        assert_eq!(down_addresses, ["10.5.0.1".parse::<IpAddr>().unwrap()]);
     }
 
     #[test]

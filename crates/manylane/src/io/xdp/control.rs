@@ -1,5 +1,5 @@
-//! Control of the XDP side of one socket: its devices, and the addresses that lead to it, kept
-//! current; and assigns their queues to lanes: every queue has one lane, and no lane has two more
+//! Control of the XDP side of one socket: keeps its devices and the addresses that lead to it
+//! current, and assigns their queues to lanes: every queue has one lane, and no lane has two more
 //! than another. `state.rs` has the list of them. The queues themselves belong to their lanes, and
 //! move between them by [`Mailbox`].
 //!
@@ -294,7 +294,7 @@ impl XdpControl {
         let attached = self.attach(&mut state, false).and_then(|_| self.assign_queues(&mut state, false));
         state.rebalance();
         // Also after an error, because it does not depend on the queues.
-        let followed = attached.and(self.bind_addresses(&state));
+        let followed = self.bind_addresses(&state).and(attached);
         // Retried at the next refresh, but reported once.
         let complaint = followed.err().map(|err| err.chain());
         if let Some(what) = complaint.as_ref().filter(|what| state.last_error.as_ref() != Some(what)) {

@@ -23,8 +23,8 @@ use manylane_sys::device as sys;
 use manylane_sys::errno::ENXIO;
 use manylane_sys::xsk::{OpenError, Queue, QueueOptions, Step, WeakQueue};
 
-use super::checks;
 pub(crate) use super::checks::AttachMode;
+use super::checks::{self, BlockedSources};
 use super::route::LocalState;
 use crate::bpf_load::bpf_error;
 use crate::error::{Error, ErrorKind, Result};
@@ -369,19 +369,20 @@ impl Device {
     }
 
     /// Makes exactly `addresses` with `port` lead to `socket`, and excludes datagrams with a
-    /// source in `locals`. After an error some addresses are missing. No stale one is left,
+    /// source in `blocked`. After an error some addresses are missing. No stale one is left,
     /// because the steps that can fail are last.
-    pub(crate) fn bind(
+    pub(super) fn bind(
         &self,
         socket: SocketIndex,
         port: u16,
         addresses: &[IpAddr],
-        locals: &[IpAddr],
+        blocked: &BlockedSources,
     ) -> Result<()> {
         let mut maps = self.maps();
         let wrong = |err| bpf_error(&self.name, "cannot write a socket's addresses to the eBPF map", err);
         let ports: HashSet<abi::PortKey> = addresses.iter().map(|&ip| port_key(ip, port)).collect();
-        let locals: HashSet<abi::AddrKey> = locals.iter().map(|&ip| addr_key(ip)).collect();
+        let keys = |ips: &[IpAddr]| ips.iter().map(|&ip| addr_key(ip)).collect::<HashSet<abi::AddrKey>>();
+        let (locals, down) = (keys(&blocked.addresses), keys(&blocked.down_addresses));
         let led: Vec<(abi::PortKey, SocketIndex)> =
             maps.ports.iter().filter_map(std::result::Result::ok).collect();
         for (key, _) in led.iter().filter(|(key, to)| *to == socket && !ports.contains(key)) {
@@ -389,7 +390,7 @@ impl Device {
             let _ = maps.ports.remove(key);
         }
         let there: HashSet<abi::AddrKey> = maps.locals.keys().filter_map(std::result::Result::ok).collect();
-        for key in there.difference(&locals) {
+        for key in there.iter().filter(|key| !locals.contains(*key) && !down.contains(*key)) {
             // As above.
             let _ = maps.locals.remove(key);
         }
@@ -399,6 +400,9 @@ impl Device {
         for key in &ports {
             maps.ports.insert(key, socket, 0).map_err(wrong)?;
         }
+        // Stops where there is no more room.
+        let mut more = down.iter().filter(|key| !locals.contains(*key) && !there.contains(*key));
+        let _ = more.try_for_each(|key| maps.locals.insert(key, 0, 0));
         Ok(())
     }
 

@@ -77,20 +77,20 @@ fn find_or_open(index: u32, open: impl FnOnce(bool) -> Result<Device>) -> Result
     let namespace =
         Namespace::current().map_err(|err| Error::system("identifying the network namespace", err))?;
     let mut all = OPEN_DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
-    let known = all.iter_mut().find(|(space, at, _)| (*space, *at) == (namespace, index));
-    let there = known.as_ref().and_then(|(_, _, device)| device.upgrade());
+    let known = all.iter().position(|(space, at, _)| (*space, *at) == (namespace, index));
+    let there = known.and_then(|at| all[at].2.upgrade());
     if let Some(device) = there.filter(|device| !device.is_gone()) {
         return Ok(device);
     }
     let device = Arc::new(open(known.is_some())?);
-    match known {
-        Some((_, _, known)) => *known = Arc::downgrade(&device),
-        None => remember(&mut all, (namespace, index, Arc::downgrade(&device))),
+    if let Some(at) = known {
+        all.remove(at);
     }
+    remember(&mut all, (namespace, index, Arc::downgrade(&device)));
     Ok(device)
 }
 
-/// Adds a device. If too many are closed, the first of them is forgotten.
+/// Adds a device. If too many are closed, the one that was opened first is forgotten.
 fn remember(open: &mut Vec<OpenDevice>, new: OpenDevice) {
     let mut closed = (0..open.len()).filter(|at| open[*at].2.strong_count() == 0);
     let first = closed.next();

@@ -122,11 +122,11 @@ impl Clients {
             request => request.ok().flatten(),
         };
         let has_requested = pending.socket.is_some();
-        let PendingClient { client, since, .. } = self.pending.remove(at);
+        let PendingClient { client, .. } = self.pending.remove(at);
         match request {
             Some((Message::Request(secret), _)) if secret == self.lease_token.secret && !has_requested => {
                 match self.authorize(&client) {
-                    Ok(user) => self.closers.receive(client, user, since),
+                    Ok(user) => self.closers.receive(client, user),
                     Err(errno) => self.closers.refuse(client, errno),
                 }
             }
@@ -137,8 +137,8 @@ impl Clients {
     /// Makes clients whose sockets were received pending again.
     pub(super) fn take_received(&mut self) {
         let received: Vec<_> = self.closers.received().collect();
-        for ReceivedRequest { client, since, socket } in received {
-            self.add_pending(PendingClient { client, since, socket: Some(socket) });
+        for ReceivedRequest { client, socket } in received {
+            self.add_pending(PendingClient { client, since: Instant::now(), socket: Some(socket) });
         }
     }
 

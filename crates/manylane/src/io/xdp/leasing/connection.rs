@@ -77,7 +77,7 @@ impl Client {
 /// A job for one of the threads.
 enum Job {
     /// Receive the request that is queued.
-    Receive(Client, Instant),
+    Receive(Client),
     /// Discard the request that is queued, and refuse it with this error.
     Refuse(Client, i32),
     /// Discard all that is queued, and close the connection.
@@ -87,6 +87,7 @@ enum Job {
 /// A client without a lease yet.
 pub(super) struct PendingClient {
     pub(super) client: Client,
+    /// When it connected, or when its request was received.
     pub(super) since: Instant,
     /// The socket that it requests queues for.
     pub(super) socket: Option<RequestedSocket>,
@@ -95,8 +96,6 @@ pub(super) struct PendingClient {
 /// A request whose socket has been received.
 pub(super) struct ReceivedRequest {
     pub(super) client: Client,
-    /// Time at which the client connected.
-    pub(super) since: Instant,
     pub(super) socket: RequestedSocket,
 }
 
@@ -146,13 +145,13 @@ impl CloserThreads {
         Arc::strong_count(&self.open) - 1
     }
 
-    /// Passes the request of a client to a thread that receives it. `since` is when the client
-    /// connected. A client with an invalid request is refused.
-    pub(super) fn receive(&self, mut client: Client, user: User, since: Instant) {
+    /// Passes the request of a client to a thread that receives it. A client with an invalid request
+    /// is refused.
+    pub(super) fn receive(&self, mut client: Client, user: User) {
         _ = self.epoll.remove(&client.connection);
         let jobs = &self.jobs[user as usize];
         client.connection.closer = jobs.clone();
-        _ = jobs.send(Job::Receive(client, since));
+        _ = jobs.send(Job::Receive(client));
     }
 
     /// Passes the client to a thread that discards its request and refuses it. The client's socket
@@ -196,9 +195,9 @@ impl Drop for Connection {
 fn run(jobs: &Receiver<Job>, to_lessor: &Sender<ReceivedRequest>, wakeup: &PipeWriter) {
     for job in jobs {
         match job {
-            Job::Receive(client, since) => match receive_socket(client.connection.as_fd()) {
+            Job::Receive(client) => match receive_socket(client.connection.as_fd()) {
                 Ok(socket) => {
-                    if to_lessor.send(ReceivedRequest { client, since, socket }).is_ok() {
+                    if to_lessor.send(ReceivedRequest { client, socket }).is_ok() {
                         _ = { wakeup }.write(&[0]);
                     }
                 }

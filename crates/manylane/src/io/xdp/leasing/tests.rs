@@ -14,6 +14,7 @@ use manylane_test_support::{need, wait_for};
 
 use super::Lessor;
 use crate::config::LIMIT_SOURCES_DEFAULT;
+use crate::io::xdp::checks::BlockedSources;
 use crate::io::xdp::device::{AttachMode, Device};
 use crate::io::xdp::route::tests::{can_make_namespaces, run, set_sysctl, try_ip};
 use crate::io::xdp::route::xdp_program_id;
@@ -171,7 +172,7 @@ fn netns_an_error_of_one_device_leaves_no_stale_address_on_another() {
         assert_eq!(bound(), [2, 2]);
         let full = &lessor.table.devices[0].device;
         let other: Vec<IpAddr> = (0..PORTS_MAX).map(|n| Ipv4Addr::from_bits(n).into()).collect();
-        full.bind(full.register(&[]).unwrap(), 7001, &other, &[]).unwrap_err();
+        full.bind(full.register(&[]).unwrap(), 7001, &other, &BlockedSources::default()).unwrap_err();
         // Three addresses are added, and there is room for the one that is removed.
         let lines: String = (1..4).map(|n| format!("address add 10.10.0.{n}/32 dev lo\n")).collect();
         assert!(try_ip(&ours, &format!("{lines}address del 10.9.1.1/24 dev second\n")));
