@@ -74,8 +74,8 @@ pub(crate) unsafe fn pselect(
     }
 }
 
-/// Converts as the C library does (glibc since 2.34): it takes 32 bits of the microseconds, of which whole seconds
-/// count as seconds, and refuses a time if either part is negative.
+/// Converts as the C library does (glibc since 2.34): it takes 32 bits of the microseconds, of
+/// which whole seconds count as seconds, and refuses a time if either part is negative.
 fn normalize_timeval(time: &timeval) -> timespec {
     const USEC_PER_SEC: i64 = 1_000_000;
     let usec = i64::from(time.tv_usec as i32);

@@ -145,8 +145,8 @@ impl CloserThreads {
         Arc::strong_count(&self.open) - 1
     }
 
-    /// Passes the request of a client to a thread that receives it. A client with an invalid request
-    /// is refused.
+    /// Passes the request of a client to a thread that receives it. A client with an invalid
+    /// request is refused.
     pub(super) fn receive(&self, mut client: Client, user: User) {
         _ = self.epoll.remove(&client.connection);
         let jobs = &self.jobs[user as usize];
