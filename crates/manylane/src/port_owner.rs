@@ -213,6 +213,21 @@ mod tests {
     }
 
     #[test]
+    fn a_socket_is_of_a_visible_process_or_of_none() {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let inode = manylane_sys::sock::inode(std::os::fd::AsFd::as_fd(&socket)).unwrap();
+        let found = describe_process(&[u64::MAX, inode]);
+        assert!(found.starts_with(&format!("of process {} (", std::process::id())), "{found}");
+        // Only root sees the descriptors of all processes.
+        let is_root = manylane_sys::unix_socket::effective_uid() == 0;
+        let found = describe_process(&[u64::MAX]);
+        assert!(
+            found == "that no visible process has open" || !is_root && found == "of another process",
+            "{found}"
+        );
+    }
+
+    #[test]
     fn a_bound_socket_missing_from_the_kernels_table_stays_open() {
         let reads = Cell::new(0);
         let omitted_at_first = || {
