@@ -154,7 +154,7 @@ static int has_all_arrived(void)
 	return state->received + lost_max >= sent;
 }
 
-/* Waits until everything has arrived, or nothing arrives any more. */
+/* Waits until everything has arrived; false if nothing arrives any more. */
 static int wait_for_all(void)
 {
 	unsigned waited;
@@ -162,6 +162,19 @@ static int wait_for_all(void)
 	for (waited = 0; !has_all_arrived() && waited < WAITS_MAX; waited++)
 		usleep(100);
 	return has_all_arrived();
+}
+
+/* Sends when all has arrived, many times. */
+static void check_flow(void)
+{
+	unsigned i;
+
+	for (i = 0; i < 200; i++) {
+		if (!wait_for_all())
+			return;
+		burst();
+	}
+	wait_for_all();
 }
 
 static void warm_up(void)
@@ -273,6 +286,10 @@ static void send_load(unsigned first, unsigned pace, unsigned bursts_min,
 		if (kill_at && i == kill_at) {
 			lost_max = VICTIMS;
 			signal_range(0, VICTIMS, SIGKILL);
+			/* Without CPU time they cannot die. */
+			for (at = 0; at < VICTIMS; at++)
+				waitid(P_PID, children[at], NULL,
+				       WEXITED | WNOWAIT);
 		}
 		usleep(pace);
 		for (waited = 0;
@@ -346,9 +363,7 @@ int main(int argc, char **argv)
 	}
 	warm_up();
 	inject_fault();
-	for (i = 0; i < 200 && wait_for_all(); i++)
-		burst();
-	wait_for_all();
+	check_flow();
 	idle = cpu_time_us(VICTIMS);
 	idle_ms = now_ms();
 	usleep(500000);
@@ -357,9 +372,7 @@ int main(int argc, char **argv)
 	idle_ms = now_ms() - idle_ms;
 	if (!strcmp(fault, "stopped")) {
 		signal_range(0, VICTIMS, SIGCONT);
-		for (i = 0; i < 200 && wait_for_all(); i++)
-			burst();
-		wait_for_all();
+		check_flow();
 	}
 	for (i = 0; i < sent; i++) {
 		once += state->seen[i] == 1;
