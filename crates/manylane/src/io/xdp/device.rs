@@ -394,8 +394,12 @@ impl Device {
             // As above.
             let _ = maps.locals.remove(key);
         }
+        let mut down_there = there.iter().filter(|key| down.contains(*key) && !locals.contains(*key));
         for key in locals.difference(&there) {
-            maps.locals.insert(key, 0, 0).map_err(wrong)?;
+            while let Err(err) = maps.locals.insert(key, 0, 0) {
+                // Makes room: addresses of devices that are down come last.
+                let _ = maps.locals.remove(down_there.next().ok_or_else(|| wrong(err))?);
+            }
         }
         for key in &ports {
             maps.ports.insert(key, socket, 0).map_err(wrong)?;

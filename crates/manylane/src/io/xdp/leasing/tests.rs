@@ -184,6 +184,29 @@ fn netns_an_error_of_one_device_leaves_no_stale_address_on_another() {
     });
 }
 
+#[test]
+fn netns_addresses_of_devices_that_are_down_make_room_for_others() {
+    /// Entries of the map of addresses.
+    const ADDRESSES_MAX: u32 = 4096;
+    if !can_make_namespaces("netns_addresses_of_devices_that_are_down_make_room_for_others") {
+        return;
+    }
+    run(&create_device(), || {
+        let lessor = Lessor::open(Some(&["near".into()]), |_| None).unwrap();
+        let device = &lessor.table.devices[0].device;
+        let number = device.register(&[]).unwrap();
+        let ips = |first: u32, count| (first..first + count).map(|n| Ipv4Addr::from_bits(n).into()).collect();
+        let bind = |up| {
+            let down_addresses = ips(2 * ADDRESSES_MAX, 2 * ADDRESSES_MAX);
+            device.bind(number, 7001, &[], &BlockedSources { addresses: ips(0, up), down_addresses })
+        };
+        bind(10).unwrap();
+        bind(ADDRESSES_MAX).unwrap();
+        bind(ADDRESSES_MAX + 1).unwrap_err();
+        bind(10).unwrap();
+    });
+}
+
 /// As after a program has waited for a stopped launcher for too long.
 #[test]
 fn netns_a_lease_whose_client_gave_up_is_not_opened() {
