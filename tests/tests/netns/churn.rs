@@ -85,6 +85,7 @@ fn check_no_loss(steering: Steering, by: SteeringBackend) {
     }
 }
 
+/// Takes 8 s: each removal of a lane waits for a grace period of the kernel.
 #[test]
 fn netns_lane_churn_by_ebpf_loses_nothing() {
     if skip::need_root("netns_lane_churn_by_ebpf_loses_nothing") {

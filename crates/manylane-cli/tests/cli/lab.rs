@@ -37,6 +37,7 @@ fn lab_lists_papers_and_rejects_unknown_ones() {
     assert!(!out.exists(), "a state was created");
 }
 
+/// Takes 3 s, and twice as long beside other tests: each method in two rounds.
 #[test]
 fn loopback_rivera_every_unit_is_counted() {
     let words = ["rivera", "--quick", "--rounds", "2", "--units", "700", "--parts", "/2-readers"];
@@ -86,6 +87,7 @@ fn netns_rivera_waits_for_locks_add_up() {
     assert_eq!((in_table(&rows, "table I").len(), in_table(&rows, "table III").len()), (6, 6));
 }
 
+/// Takes 4 s, and twice as long beside other tests: each cost is measured once.
 #[test]
 fn sarma_costs_have_a_figure_or_a_reason() {
     let rows = rows("lab-sarma", &["sarma", "--quick", "--rounds", "1", "--parts", "sarma/table"]);
@@ -120,6 +122,7 @@ fn loopback_orlowsky_every_message_is_taken() {
     assert_eq!(own.iter().filter(regular).count(), 3);
 }
 
+/// Takes 9 s: each method of both tables is started and measured.
 #[test]
 fn priambodo_runs_have_all_methods() {
     let words = ["priambodo", "--quick", "--rounds", "1", "--duration", "300ms", "--parts", "run-1"];
@@ -184,6 +187,7 @@ fn places(rows: &[Value]) -> BTreeSet<String> {
     rows.iter().map(|row| format!("{} {} {}", row["table"], row["line"], row["column"])).collect()
 }
 
+/// Takes 6 s: a run until it is killed, and what is left of it.
 #[test]
 fn a_killed_run_is_resumed() {
     let out = folder("lab-killed");
