@@ -3,9 +3,11 @@
 """Measures the cost of a request to an unmodified server, alone and under `manylane run`:
 bench-run.py [options]
 
-Rounds are interleaved, at one rate that all variants answer without loss. Results are medians with
-their spread. Several servers are measured one after the other. Standard output has one JSON document
-(manylane.bench.run.v1), standard error the progress. Requests run over loopback, or between two
+First, the sustained rate of each variant is searched: the highest at which for two seconds no request
+is lost and the 99th percentile of the latency stays below 5 ms. Then rounds are interleaved, at one
+rate for all variants. Results are medians with their spread. Several servers are measured one after
+the other. Standard output has one JSON document (manylane.bench.run.v1), standard error the
+progress. Requests run over loopback, or between two
 network namespaces (--address, --server-in; this script runs in the client's). Server and client have
 separate CPUs. CPU time is that of the server's processes; softirqs run on the client's CPU, and are
 included in total_cpu_ns.
@@ -27,7 +29,14 @@ import loads
 from running import Running
 from servers import SERVERS
 
-LOSS_LIMIT = 0.001
+# Limit of the 99th percentile at a sustained rate, and the length of a trial in seconds.
+P99_MAX_NS = 5_000_000
+TRIAL_SECONDS = 2
+# Trials that may fail at a sustained rate: others use this machine, too.
+TRIALS = 3
+# The search raises the rate by this factor, and then halves the interval so many times.
+RATE_FACTOR = 1.25
+BISECTIONS = 3
 FIGURES = ("offered_pps", "delivered_pps", "loss", "rx_cpu_ns", "total_cpu_ns", "waits", "preemptions", "p50_ns", "p99_ns")
 
 
@@ -53,21 +62,25 @@ def running(args, kind, how, ends):
         ends.append(one.end())
 
 
-def no_loss_rate(args, kind, how):
-    """The highest rate of a row, each 1.25 times the one before, at which no more than LOSS_LIMIT
-    is lost; the first one, if more is lost at that already."""
-    best, rate = 0, args.lowest or SERVERS[kind].lowest
+def is_sustained(sample, rate):
+    """True if a sample at this rate lost nothing and kept the limit of the latency."""
+    answered = sample["delivered"] == sample["sent"] and sample["offered_pps"] >= 0.98 * rate
+    return answered and (sample["p99_ns"] or 0) < P99_MAX_NS
+
+
+def sustained_rate(args, kind, how):
+    """The highest sustained rate, within 3 %; 0 if the lowest one tried is not sustained."""
     with running(args, kind, how, []) as one:
-        while True:
-            # Somebody else's pause is no reason: only what is lost three times in a row counts.
-            for _ in range(3):
-                sample = one.measure(args, rate, 0.5)
-                good = sample["loss"] <= LOSS_LIMIT and sample["offered_pps"] >= 0.95 * rate
-                if good:
-                    break
-            if not good:
-                return best or rate
-            best, rate = rate, rate * 1.25
+        def sustains(rate):
+            return any(is_sustained(one.measure(args, rate, TRIAL_SECONDS), rate) for _ in range(TRIALS))
+
+        best, rate = 0, args.lowest or SERVERS[kind].lowest
+        while sustains(rate):
+            best, rate = rate, rate * RATE_FACTOR
+        for _ in range(BISECTIONS if best else 0):
+            middle = (best + rate) / 2
+            best, rate = (middle, rate) if sustains(middle) else (best, middle)
+        return best
 
 
 def one_round(args, kind, variants, rate):
@@ -86,14 +99,14 @@ def one_round(args, kind, variants, rate):
     return samples, {name: last[-1] for name, last in ends.items()}
 
 
-def measure(args, kind, variants, rate, notes):
+def measure(args, kind, variants, rate):
     """Rows of one server."""
+    sustained = {}
     if not rate:
-        rates = {name: no_loss_rate(args, kind, how) for name, how in variants}
-        notes += [f"no-loss rate of {kind} {name}: {value:.0f} requests per second" for name, value in rates.items()]
-        for note in notes[-len(rates) :]:
-            say(note)
-        rate = 0.7 * min(rates.values())
+        for name, how in variants:
+            sustained[name] = sustained_rate(args, kind, how)
+            say(f"{kind}, {name}: sustains {sustained[name]:.0f} requests per second")
+        rate = 0.5 * (min(sustained.values()) or args.lowest or SERVERS[kind].lowest)
     samples, ends = {name: [] for name, _ in variants}, {}
     for nth in range(args.rounds):
         found, ends = one_round(args, kind, variants if nth % 2 == 0 else variants[::-1], rate)
@@ -105,6 +118,7 @@ def measure(args, kind, variants, rate, notes):
     rows = []
     for name, _ in variants:
         row = {"receiver": f"{kind} {name}", "server": kind, "threads": args.threads, "rate": rate}
+        row["sustained_pps"] = sustained.get(name)
         row |= {"size": len(SERVERS[kind].request), **ends[name]}
         for key in FIGURES:
             values = [sample[key] for sample in samples[name] if sample[key] is not None]
@@ -134,8 +148,8 @@ def main():
     parser.add_argument("--samples", type=int, default=1, help="samples per start, in turns")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a sample")
     parser.add_argument("--warm-up", type=float, default=0.3, help="seconds of load before the first sample")
-    parser.add_argument("--rate", type=float, help="requests per second [0.7 of the lowest no-loss rate]")
-    parser.add_argument("--lowest", type=float, help="first rate of the search for the no-loss rate [depends on the server]")
+    parser.add_argument("--rate", type=float, help="requests per second of the rounds, without a search [half of the lowest sustained rate]")
+    parser.add_argument("--lowest", type=float, help="first rate of the search for the sustained rate [depends on the server]")
     parser.add_argument("--flows", type=int, default=64, help="number of flows")
     parser.add_argument("--timeout", type=seconds, default=1.0, metavar="SECONDS", help="time after which a reply counts as lost")
     parser.add_argument("--load", choices=loads.LOADS, default="send", help="load generator; others than send are for DNS servers")
@@ -165,11 +179,11 @@ def main():
         variants += [(f"{name} {how}", [program, *how.split()]) for name, program in programs.items()]
 
     leftovers.start("bench-run")
-    notes, rows = [], []
+    rows = []
     for kind, rate in chosen.items():
-        rows += measure(args, kind, variants, rate, notes)
+        rows += measure(args, kind, variants, rate)
     settings = {key: value for key, value in vars(args).items() if key not in ("manylane", "before")}
-    settings |= {"command": " ".join(["bench-run.py", *sys.argv[1:]]), "notes": notes}
+    settings |= {"command": " ".join(["bench-run.py", *sys.argv[1:]])}
     document = {"schema": "manylane.bench.run.v1", "machine": loads.machine(args), "settings": settings, "rows": rows}
     json.dump(document, sys.stdout, indent=2)
     print()

@@ -40,7 +40,7 @@ class Server:
     """One server, at an address."""
 
     program, package = None, None
-    # Where the search for its no-loss rate begins, in requests per second.
+    # Where the search for its sustained rate begins, in requests per second.
     lowest = 10_000
     # Whether it answers. One that does not has a file `out`, with a line for each message.
     replies = True

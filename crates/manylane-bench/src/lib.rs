@@ -5,7 +5,7 @@
 //! |---|---|
 //! | [`receivers`] | the baselines, and the lanes behind the same interface |
 //! | [`place`] | the place of a benchmark: loopback, or two hosts of a testbed |
-//! | [`run`] | options, rounds, progress; [`measure`]: one sample; [`search`]: the no-loss rate |
+//! | [`run`] | options, rounds, progress; [`measure`]: one sample; [`search`]: the sustained rate |
 //! | [`experiments`] | the benchmarks |
 //! | [`settings`], [`schema`], [`report`] | their documents: settings, rows, pages |
 //! | [`stats`] | medians, spread, the test of difference |
@@ -29,4 +29,4 @@ pub use receivers::{RING_SIZE, default_recv_buffer};
 pub use run::{Controller, DEFAULT_FLOWS, Options};
 pub(crate) use run::{oversubscribed_note, run_rounds, safe_rate};
 pub use sample::{check_stop, measure};
-pub use search::{Limits, SearchResult, Trial, no_loss_rate};
+pub use search::{Limits, SearchResult, Trial, sustained_rate};

@@ -5,13 +5,13 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, ensure};
-use manylane::{Builder, Engine, Steering};
+use manylane::Steering;
 
 use crate::place::{Load, Setup};
-use crate::receivers::{Kind, ReceiverOptions, Work, default_recv_buffer};
+use crate::receivers::{Kind, ReceiverOptions, Work, default_recv_buffer, fixed_delay};
 use crate::sample::{check_stop, measure};
 use crate::schema::BenchSettings;
-use crate::search::{Limits, Trial, no_loss_rate};
+use crate::search::{Limits, Trial, sustained_rate};
 use crate::stats::interleaved;
 use crate::work::SyntheticWork;
 
@@ -92,7 +92,7 @@ impl Options {
             synthetic_work: self.synthetic_work,
             batch: self.batch,
             recv_buffer: self.recv_buffer,
-            rx_coalesce: self.rx_coalesce(kind.needs_device(), threads, cpus),
+            rx_coalesce: Some(self.rx_coalesce(kind.needs_device(), threads, cpus)),
             steering: self.steering,
             ..setup.receiver(threads, size)
         }
@@ -102,8 +102,7 @@ impl Options {
     /// none if threads are not pinned.
     fn rx_coalesce(&self, frames: bool, threads: usize, cpus: usize) -> Duration {
         let cpus = if cpus == 0 { usize::MAX } else { cpus };
-        let engine = if frames { Engine::Xdp } else { Engine::Mmsg };
-        self.rx_coalesce.unwrap_or_else(|| Builder::default_rx_coalesce(engine, threads, cpus))
+        self.rx_coalesce.unwrap_or_else(|| fixed_delay(frames, threads, cpus))
     }
 
     fn rx_coalesce_usecs(&self, frames: bool, setup: &Setup) -> Vec<u64> {
@@ -179,7 +178,7 @@ pub(crate) fn run_rounds<C: Display, S>(
     Ok(samples)
 }
 
-/// The requested rate, or else half of the lowest no-loss rate of `kinds`, so that any losses have
+/// The requested rate, or else half of the lowest sustained rate of `kinds`, so that any losses have
 /// another reason.
 pub(crate) fn safe_rate(
     setup: &mut Setup,
@@ -189,7 +188,7 @@ pub(crate) fn safe_rate(
     limits: &Limits,
     controller: &mut dyn Controller,
 ) -> Result<f64> {
-    const NO_LOSS_FRACTION: f64 = 0.5;
+    const SUSTAINED_FRACTION: f64 = 0.5;
     const TRIAL_TIME: Duration = Duration::from_millis(200);
     if let Some(pps) = options.pps {
         return Ok(pps);
@@ -197,12 +196,12 @@ pub(crate) fn safe_rate(
     let mut lowest = f64::INFINITY;
     for &kind in kinds {
         let receiver = options.receiver_options(setup, kind, threads, size);
-        let found = no_loss_rate(limits, |pps| {
+        let found = sustained_rate(limits, |pps| {
             check_stop(controller.stop())?;
-            controller.progress(0.0, &format!("searching for the no-loss rate: {:.0} k/s", pps / 1e3));
+            controller.progress(0.0, &format!("searching for the sustained rate: {:.0} k/s", pps / 1e3));
             let load = Load { pps: Some(pps), duration: TRIAL_TIME, size, flows: options.flows, gso: false };
             let sample = measure(setup, kind, &receiver, &load, 0)?;
-            Ok(Trial { offered_pps: sample.offered_pps, loss: sample.loss })
+            Ok(Trial::of_sample(&sample))
         })?;
         lowest = lowest.min(found.pps);
     }
@@ -210,7 +209,7 @@ pub(crate) fn safe_rate(
         lowest.is_finite() && lowest > 0.0,
         "datagrams are lost at every rate: wait until the machine is idle, or set --rate"
     );
-    Ok(lowest * NO_LOSS_FRACTION)
+    Ok(lowest * SUSTAINED_FRACTION)
 }
 
 /// A note about a machine with too few CPUs, if it is one.

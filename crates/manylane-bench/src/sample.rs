@@ -98,7 +98,10 @@ pub fn measure(
     let completed = at_end.completed - before.completed;
     let total_cpu_ns = busy.as_nanos() as f64 / completed.max(1) as f64;
     let delivered_pps = delivered_pps?;
-    Ok(Sample { delivered_pps, total_cpu_ns, ..sample(round, &sent, options.work, &before, &after) })
+    let dropped = at_end.receiver.kernel_dropped - before.receiver.kernel_dropped;
+    let queued_at_end = sent.datagrams.saturating_sub(completed + dropped);
+    let sample = sample(round, &sent, options.work, &before, &after);
+    Ok(Sample { delivered_pps, total_cpu_ns, queued_at_end, ..sample })
 }
 
 /// Datagrams per second handled in the middle of the traffic, without its first moments and

@@ -47,6 +47,7 @@ mod tests {
 
     fn sample(round: usize, rx_cpu_ns: f64) -> Sample {
         Sample {
+            queued_at_end: 0,
             round,
             offered_pps: 1000.0,
             delivered_pps: 999.0,
@@ -94,7 +95,7 @@ mod tests {
             assert!(!row[name].is_null(), "rows[0].{name}");
         }
         // Fields without a value are null, not left out.
-        assert!(row.as_object().unwrap().contains_key("no_loss_pps"));
-        assert!(row["no_loss_pps"].is_null() && row["goodput_at_double_pps"].is_null());
+        assert!(row.as_object().unwrap().contains_key("sustained_pps"));
+        assert!(row["sustained_pps"].is_null() && row["goodput_at_double_pps"].is_null());
     }
 }

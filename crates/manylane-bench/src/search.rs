@@ -1,9 +1,14 @@
-//! The no-loss rate: the highest rate that a receiver handles with almost no loss.
+//! The sustained rate: the highest rate that a receiver handles without loss and without a queue
+//! that grows. A rate without loss alone would measure how deep the queue is.
 //!
 //! The search starts from below. In a flood above that rate, the kernel spends its time on
 //! datagrams that it then drops, so that trials from above would see a collapsed receiver.
 
+use std::time::Duration;
+
 use anyhow::Result;
+
+use crate::schema::Sample;
 
 /// Result of one trial.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -12,6 +17,21 @@ pub struct Trial {
     pub offered_pps: f64,
     /// Share of datagrams that was lost.
     pub loss: f64,
+    /// Time that datagrams wait: that in which those queued at the end arrived, or the 99th
+    /// percentile of the latency where it is known.
+    pub delay: Duration,
+}
+
+impl Trial {
+    /// That of a sample.
+    pub(crate) fn of_sample(sample: &Sample) -> Self {
+        let queued = sample.queued_at_end as f64 / sample.offered_pps.max(1.0);
+        Self {
+            offered_pps: sample.offered_pps,
+            loss: sample.loss,
+            delay: Duration::try_from_secs_f64(queued).unwrap_or(Duration::MAX),
+        }
+    }
 }
 
 /// Limits of the search.
@@ -23,6 +43,8 @@ pub struct Limits {
     pub max_pps: f64,
     /// Maximum share of lost datagrams.
     pub loss: f64,
+    /// Maximum time that datagrams wait.
+    pub delay: Duration,
     /// The search ends when pass and failure are this close, as a share of the rate.
     pub precision: f64,
     /// Attempts at a rate, because noise of the machine must not look like a limit of the
@@ -32,9 +54,14 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { start_pps: 50_000.0, max_pps: 20e6, loss: 0.001, precision: 0.03, attempts: 2 }
+        Self { start_pps: 50_000.0, max_pps: 20e6, loss: 0.0, delay: DELAY_MAX, precision: 0.03, attempts: 3 }
     }
 }
+
+/// Length of a trial, if there is time for it.
+pub(crate) const TRIAL_DURATION: Duration = Duration::from_secs(2);
+/// Maximum time that datagrams wait at a sustained rate.
+const DELAY_MAX: Duration = Duration::from_millis(5);
 
 /// Result of the search.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -57,7 +84,7 @@ const RATE_MIN_PPS: f64 = 1000.0;
 /// Searches for the highest rate that passes `trial`, which gets the rate to offer.
 ///
 /// The answer is a rate that was really offered and passed twice.
-pub fn no_loss_rate(limits: &Limits, mut trial: impl FnMut(f64) -> Result<Trial>) -> Result<SearchResult> {
+pub fn sustained_rate(limits: &Limits, mut trial: impl FnMut(f64) -> Result<Trial>) -> Result<SearchResult> {
     let mut search = Search { limits, trial: &mut trial, trials: 0 };
     let mut rate = limits.start_pps.max(RATE_MIN_PPS).min(limits.max_pps);
     let (mut good, mut bad, mut sender_limited) = (0.0_f64, f64::INFINITY, false);
@@ -126,7 +153,8 @@ impl<T: FnMut(f64) -> Result<Trial>> Search<'_, T> {
         while lost < tries && behind < tries {
             self.trials += 1;
             let seen = (self.trial)(rate)?;
-            if seen.loss > self.limits.loss || seen.offered_pps <= 0.0 {
+            let keeps_up = seen.loss <= self.limits.loss && seen.delay <= self.limits.delay;
+            if !keeps_up || seen.offered_pps <= 0.0 {
                 lost += 1;
             } else if seen.offered_pps >= rate * SENDER_FRACTION_MIN {
                 return Ok(Some(seen.offered_pps));
@@ -149,7 +177,7 @@ mod tests {
         move |rate| {
             let offered_pps = rate.min(sender);
             let loss = if offered_pps <= knee { 0.0 } else { 0.5 };
-            Ok(Trial { offered_pps, loss })
+            Ok(Trial { offered_pps, loss, delay: Duration::ZERO })
         }
     }
 
@@ -157,7 +185,7 @@ mod tests {
     fn finds_a_known_knee_within_the_precision() {
         let limits = Limits::default();
         for knee in [1_500.0, 49_999.0, 50_000.0, 312_345.0, 1_000_000.0, 7_654_321.0] {
-            let found = no_loss_rate(&limits, receiver(knee, 1e9)).unwrap();
+            let found = sustained_rate(&limits, receiver(knee, 1e9)).unwrap();
             assert!(found.pps <= knee, "{found:?} is above {knee}");
             assert!(found.pps >= knee * (1.0 - limits.precision), "{found:?} is far below {knee}");
             assert!(!found.sender_limited && found.trials < 60, "{found:?}");
@@ -166,7 +194,7 @@ mod tests {
 
     #[test]
     fn says_when_the_sender_is_the_limit() {
-        let found = no_loss_rate(&Limits::default(), receiver(5e6, 400_000.0)).unwrap();
+        let found = sustained_rate(&Limits::default(), receiver(5e6, 400_000.0)).unwrap();
         assert_eq!((found.pps, found.sender_limited), (400_000.0, true));
     }
 
@@ -174,7 +202,7 @@ mod tests {
     fn a_sender_that_hesitates_once_is_not_a_limit() {
         let mut inner = receiver(312_345.0, 1e9);
         let mut calls = 0;
-        let found = no_loss_rate(&Limits::default(), |rate| {
+        let found = sustained_rate(&Limits::default(), |rate| {
             calls += 1;
             inner(if calls % 3 == 0 { rate / 2.0 } else { rate })
         });
@@ -185,13 +213,13 @@ mod tests {
     #[test]
     fn stops_at_the_highest_rate_allowed() {
         let limits = Limits { max_pps: 100_000.0, ..Limits::default() };
-        let found = no_loss_rate(&limits, receiver(5e6, 1e9)).unwrap();
+        let found = sustained_rate(&limits, receiver(5e6, 1e9)).unwrap();
         assert_eq!((found.pps, found.sender_limited), (100_000.0, false));
     }
 
     #[test]
-    fn a_receiver_that_always_loses_has_no_loss_free_rate() {
-        let found = no_loss_rate(&Limits::default(), receiver(0.0, 1e9)).unwrap();
+    fn a_receiver_that_always_loses_sustains_no_rate() {
+        let found = sustained_rate(&Limits::default(), receiver(0.0, 1e9)).unwrap();
         assert_eq!(found.pps, 0.0);
     }
 
@@ -199,7 +227,7 @@ mod tests {
     fn a_single_hiccup_does_not_lower_the_answer() {
         let mut inner = receiver(312_345.0, 1e9);
         let mut calls = 0;
-        let found = no_loss_rate(&Limits::default(), |rate| {
+        let found = sustained_rate(&Limits::default(), |rate| {
             calls += 1;
             let mut seen = inner(rate)?;
             if calls % 5 == 0 {
@@ -212,7 +240,18 @@ mod tests {
     }
 
     #[test]
+    fn a_queue_that_grows_is_no_sustained_rate() {
+        // It handles 300,000 per second, has room for all of 2 s, and loses nothing.
+        let found = sustained_rate(&Limits::default(), |rate| {
+            let queued = (rate - 300_000.0).max(0.0) * TRIAL_DURATION.as_secs_f64();
+            Ok(Trial { offered_pps: rate, loss: 0.0, delay: Duration::from_secs_f64(queued / rate) })
+        });
+        let pps = found.unwrap().pps;
+        assert!((291_000.0..=300_800.0).contains(&pps), "{pps}");
+    }
+
+    #[test]
     fn an_error_of_a_trial_ends_the_search() {
-        assert!(no_loss_rate(&Limits::default(), |_| anyhow::bail!("no sender")).is_err());
+        assert!(sustained_rate(&Limits::default(), |_| anyhow::bail!("no sender")).is_err());
     }
 }

@@ -46,7 +46,7 @@ pub struct BenchSettings {
     /// number of steps.
     #[serde(skip_serializing_if = "is_nothing")]
     pub work_nanos: u64,
-    /// Largest share of datagrams that a no-loss rate may lose.
+    /// Largest share of datagrams that a sustained rate may lose.
     pub loss_limit: f64,
     /// True for a shortened run.
     pub quick: bool,

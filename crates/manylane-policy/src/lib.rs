@@ -7,8 +7,10 @@
 //!
 //! | module | decides |
 //! |---|---|
+//! | [`cpu_load`] | how busy CPUs are |
 //! | [`rx_coalesce`] | whether and how long a lane delays for a larger batch |
 
 #![forbid(unsafe_code)]
 
+pub mod cpu_load;
 pub mod rx_coalesce;

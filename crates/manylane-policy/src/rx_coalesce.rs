@@ -16,12 +16,21 @@
 //! 4. A batch that fills more of the receive buffer than is safe halves the delay. A small one
 //!    doubles it again.
 //!
-//! The decision uses the sizes of batches alone. The clock is read once a delay.
+//! The decision uses the sizes of batches. The clock is read once a delay.
+//!
+//! # The longest delay follows the load
+//!
+//! A delay costs latency, and saves CPU time that nothing may need. So unless the user sets it, the
+//! longest delay follows how busy their CPUs are ([`cpu_load`](crate::cpu_load)), as
+//! adaptive interrupt moderation of a device follows its rate: none while the CPUs are less than
+//! [half busy](BUSY_MIN), twice as long after each window in which they are busier than
+//! [`BUSY_MAX`], and half as long after each one below. The delay makes the CPUs less busy, so it
+//! settles where they are between the two.
 
-use std::sync::OnceLock;
+use std::os::fd::AsFd;
 use std::time::Duration;
 
-use manylane_sys::{cpu, tick};
+use crate::cpu_load::LoadWatch;
 
 /// Batches without a delay after which one is tried.
 const PROBE_BATCHES: u32 = 16;
@@ -37,44 +46,12 @@ const DELAY_MIN: Duration = Duration::from_micros(25);
 /// A delay may let this share of the receive buffer fill; the remainder is for bursts.
 const RCVBUF_DIVISOR: usize = 4;
 
-/// Default delay if `lanes` share `cpus`: each CPU wakes about every 100 µs, however many lanes
-/// share it, but each lane at least every millisecond.
-#[must_use]
-pub fn default_delay(lanes: usize, cpus: usize) -> Duration {
-    match lanes.div_ceil(cpus.max(1)) {
-        0 | 1 => Duration::ZERO,
-        sharing => Duration::from_micros((100 * sharing as u64).min(1000)),
-    }
-}
-
-/// The minimum delay of engine `xdp`, in wake-up costs: wake-ups then take at most a twentieth of
-/// a CPU.
-const WAKEUP_COST_FACTOR: u32 = 20;
-/// Range of that minimum.
-const XDP_DELAY_RANGE: (Duration, Duration) = (Duration::from_micros(50), Duration::from_micros(500));
-
-/// Default minimum delay of engine `xdp`. Receiving a frame costs so little that a wake-up for
-/// each would be most of the work. The cost of a wake-up depends on the machine: about a
-/// microsecond on bare metal, and ten or more in a virtual machine. So it is measured once per
-/// process, in about a millisecond.
-#[must_use]
-pub fn xdp_delay() -> Duration {
-    static DELAY: OnceLock<Duration> = OnceLock::new();
-    *DELAY.get_or_init(|| delay_for_cost(wakeup_cost()))
-}
-
-fn delay_for_cost(cost: Duration) -> Duration {
-    let (shortest, longest) = XDP_DELAY_RANGE;
-    (cost * WAKEUP_COST_FACTOR).clamp(shortest, longest)
-}
-
-/// CPU time of a sleep and its wake-up.
-fn wakeup_cost() -> Duration {
-    const SLEEPS: u32 = 16;
-    let before = cpu::thread_cpu_time();
-    (0..SLEEPS).for_each(|_| tick::sleep(Duration::from_micros(50)));
-    cpu::thread_cpu_time().saturating_sub(before) / SLEEPS
-}
+/// Percentages of a busy CPU, between which the longest delay stays as it is.
+pub const BUSY_MIN: u32 = 50;
+/// See [`BUSY_MIN`].
+pub const BUSY_MAX: u32 = 75;
+/// The longest delay starts here, and ends at the second.
+const LOAD_DELAY_RANGE: (Duration, Duration) = (Duration::from_micros(50), Duration::from_micros(500));
 
 /// The coalescing decision of one lane.
 #[derive(Clone, Copy, Debug)]
@@ -91,6 +68,8 @@ pub struct RxCoalesce {
     /// Average messages of a batch, times [`AVERAGE_SCALE`]; 0 before the first. None: only the
     /// last batch decides.
     average: Option<usize>,
+    /// None: the longest delay is fixed.
+    load: Option<LoadWatch>,
 }
 
 impl RxCoalesce {
@@ -108,7 +87,16 @@ impl RxCoalesce {
             active: false,
             since_probe: 0,
             average: None,
+            load: None,
         }
+    }
+
+    /// The longest delay follows the load: see [`follow_load`](Self::follow_load).
+    #[must_use]
+    pub fn by_load(mut self) -> Self {
+        self.load = Some(LoadWatch::default());
+        self.set_max_delay(Duration::ZERO);
+        self
     }
 
     /// Decides by the average of the last batches: random traffic has small ones now and then.
@@ -142,6 +130,31 @@ impl RxCoalesce {
     /// Sets the longest delay, and the next one to the same.
     pub fn set_max_delay(&mut self, longest: Duration) {
         (self.max_delay, self.delay) = (longest, longest);
+        if longest.is_zero() {
+            (self.active, self.pending) = (false, 0);
+        }
+    }
+
+    /// Adapts the longest delay at the end of a window, unless that is fixed. `open` opens
+    /// `/proc/stat`.
+    #[inline]
+    pub fn follow_load<F: AsFd>(&mut self, open: impl FnOnce() -> Option<F>) {
+        if let Some(percent) = self.load.as_mut().and_then(|load| load.next_window(open)) {
+            self.set_busy(percent);
+        }
+    }
+
+    fn set_busy(&mut self, percent: u32) {
+        let (min, max) = LOAD_DELAY_RANGE;
+        let longest = match percent {
+            BUSY_MAX.. => (self.max_delay * 2).clamp(min, max),
+            BUSY_MIN.. => return,
+            _ if self.max_delay <= min => Duration::ZERO,
+            _ => self.max_delay / 2,
+        };
+        if longest != self.max_delay {
+            self.set_max_delay(longest);
+        }
     }
 
     /// Records a receive of `messages` while another queue of the lane has frames from before: no
@@ -277,6 +290,12 @@ mod tests {
     }
 
     #[test]
+    fn a_fixed_delay_opens_no_file() {
+        let open = || -> Option<std::fs::File> { panic!("the load is of no interest") };
+        coalescing(ROOM).follow_load(open);
+    }
+
+    #[test]
     fn a_backlogged_or_idle_lane_does_not_delay() {
         let mut coalesce = coalescing(ROOM);
         assert_eq!(coalesce.next_delay(64), None);
@@ -327,22 +346,23 @@ mod tests {
     }
 
     #[test]
-    fn xdp_lanes_delay_by_wakeup_cost() {
-        let micros = Duration::from_micros;
-        for (cost, delay) in [(0, 50), (1, 50), (4, 80), (20, 400), (25, 500), (1000, 500)] {
-            assert_eq!(delay_for_cost(micros(cost)), micros(delay));
-        }
-        let (shortest, longest) = XDP_DELAY_RANGE;
-        assert!((shortest..=longest).contains(&xdp_delay()));
-        assert_eq!(xdp_delay(), xdp_delay());
+    fn the_longest_delay_follows_the_load() {
+        let mut coalesce = RxCoalesce::new(Duration::ZERO, 64, ROOM);
+        let mut after = |busy| {
+            coalesce.set_busy(busy);
+            coalesce.max_delay().as_micros()
+        };
+        assert_eq!([49, 50, 74].map(&mut after), [0, 0, 0]);
+        assert_eq!([75, 80, 60, 100, 100, 100].map(&mut after), [50, 100, 100, 200, 400, 500]);
+        assert_eq!([50, 49, 0, 0, 0, 0].map(&mut after), [500, 250, 125, 62, 31, 0]);
     }
 
     #[test]
-    fn the_wakeup_rate_of_a_cpu_is_independent_of_its_lanes() {
-        assert_eq!(default_delay(4, 4), Duration::ZERO);
-        assert_eq!(default_delay(1, 0), Duration::ZERO);
-        assert_eq!(default_delay(5, 4), Duration::from_micros(200));
-        assert_eq!(default_delay(8, 1), Duration::from_micros(800));
-        assert_eq!(default_delay(256, 2), Duration::from_millis(1));
+    fn a_lane_without_a_delay_has_none_pending() {
+        let mut coalesce = coalescing(ROOM);
+        coalesce.accumulate(1);
+        assert!(coalesce.is_pending());
+        (0..4).for_each(|_| coalesce.set_busy(0));
+        assert!(!coalesce.is_pending() && coalesce.next_delay(5).is_none());
     }
 }

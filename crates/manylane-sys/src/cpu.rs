@@ -2,8 +2,10 @@
 
 use std::io;
 use std::mem;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::thread::{self, CpuSet, Pid};
 
@@ -191,6 +193,22 @@ pub fn thread_cpu_time() -> Duration {
     // Linux.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
+}
+
+/// Opens `/proc/stat`: times of CPUs (proc_stat(5)).
+///
+/// # Errors
+/// Those of `open(2)`, such as `ENOENT` in a chroot without `/proc`.
+pub fn open_stat() -> io::Result<OwnedFd> {
+    Ok(rustix::fs::open("/proc/stat", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// Reads the next bytes of what [`open_stat`] opened. Returns their number; 0 at the end.
+///
+/// # Errors
+/// Those of `read(2)`.
+pub fn read_stat(stat: impl AsFd, to: &mut [u8]) -> io::Result<usize> {
+    Ok(rustix::io::read(stat, to)?)
 }
 
 #[cfg(test)]

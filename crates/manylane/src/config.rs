@@ -5,8 +5,6 @@ mod check;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
-use manylane_policy::rx_coalesce;
-
 use crate::drop_policy::DropPolicy;
 use crate::error::{Error, ErrorKind, Result};
 use crate::filter::{Filter, Limit, Prefix, Rule};
@@ -197,10 +195,12 @@ impl Builder {
 
     /// Delay after a small batch in [`Socket::serve`](crate::Socket::serve). Applies only while
     /// the batches after a delay show that it saves wake-ups. A datagram right behind another one
-    /// may be delayed by this time. Zero turns it off. Default: zero if no lanes share a CPU;
-    /// else 100 µs times the lanes per CPU, at most 1 ms. Engine `xdp` with
-    /// [`WaitPolicy::Sleep`](Self::wait) uses at least twenty times the cost of a wake-up, which
-    /// is measured on the machine, 50 to 500 µs.
+    /// may be delayed by this time. Zero turns it off.
+    ///
+    /// Default, where lanes share CPUs, and for engine `xdp` with [`WaitPolicy::Sleep`](Self::wait):
+    /// it follows the load of the CPUs that the lane may run on, by `/proc/stat`. Zero while they
+    /// are less than half busy; above three quarters it doubles every 100 ms, up to 500 µs.
+    /// Otherwise zero.
     pub fn rx_coalesce(&mut self, delay: Duration) -> &mut Self {
         self.config.rx_coalesce = Some(delay);
         self
@@ -300,15 +300,6 @@ impl Builder {
     pub fn limit_sources(&mut self, sources: u32) -> &mut Self {
         self.config.xdp.sources = sources;
         self
-    }
-
-    /// The default of [`rx_coalesce`](Self::rx_coalesce) for `lanes` lanes on `cpus` CPUs. With
-    /// [`Engine::Xdp`], the first call measures the cost of a wake-up, in about 1 ms.
-    /// [`Engine::Auto`] has the default of kernel sockets.
-    #[must_use]
-    pub fn default_rx_coalesce(engine: Engine, lanes: usize, cpus: usize) -> Duration {
-        let min = if engine == Engine::Xdp { rx_coalesce::xdp_delay() } else { Duration::ZERO };
-        rx_coalesce::default_delay(lanes, cpus).max(min)
     }
 }
 

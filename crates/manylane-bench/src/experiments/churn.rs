@@ -1,6 +1,6 @@
 //! `bench churn`: checks that adding and removing lanes loses no datagrams.
 //!
-//! While traffic runs at half the no-loss rate, a lane is added or removed at a fixed interval. In
+//! While traffic runs at half the sustained rate, a lane is added or removed at a fixed interval. In
 //! the end, all sent datagrams must have been delivered.
 
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 //!
 //! | module | measures |
 //! |---|---|
-//! | [`rx`] | cost of receiving (or of receiving and answering), the no-loss rate, and the goodput at twice that rate; cost when the sender uses GSO |
+//! | [`rx`] | cost of receiving (or of receiving and answering), the sustained rate, and the goodput at twice that rate; cost when the sender uses GSO |
 //! | [`batch`] | cost of receiving a queued datagram, by its size and by messages per call |
 //! | [`replies`] | cost of sending a datagram, by `sendmmsg` and by io_uring |
 //! | [`churn`] | losses while lanes are added and removed |

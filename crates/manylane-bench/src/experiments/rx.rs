@@ -2,9 +2,9 @@
 //! in what receivers do with a datagram and in what counts as delivered. Otherwise the run is the
 //! same:
 //!
-//! 1. Search: the highest rate at which each receiver loses almost nothing.
+//! 1. Search: the highest rate that each receiver sustains ([`search`](crate::search)).
 //! 2. Cost: all receivers, interleaved, at one common rate without loss.
-//! 3. Overload: the rate that each still delivers at twice its own no-loss rate. A receiver that
+//! 3. Overload: the rate that each still delivers at twice its own sustained rate. A receiver that
 //!    collapses there has receive livelock.
 //!
 //! `bench gso` is the second step alone, with a sender that uses UDP GSO over loopback. The kernel
@@ -19,12 +19,13 @@ use anyhow::{Result, ensure};
 use crate::receivers::{Kind, Work};
 use crate::sample::{check_stop, measure};
 use crate::schema::{BENCH_ECHO, BENCH_GSO, BENCH_RX, BenchRow, BenchSettings, Document, Sample};
+use crate::search::TRIAL_DURATION;
 use crate::stats::{interleaved, median};
 use crate::{
-    Controller, Limits, Load, Options, SearchResult, Setup, Trial, no_loss_rate, oversubscribed_note,
+    Controller, Limits, Load, Options, SearchResult, Setup, Trial, oversubscribed_note, sustained_rate,
 };
 
-/// The cost rounds run at this share of the lowest no-loss rate, well below the limit of all
+/// The cost rounds run at this share of the lowest sustained rate, well below the limit of all
 /// receivers.
 const COMMON_RATE_FRACTION: f64 = 0.9;
 /// Usual number of trials of a search. Only the progress bar depends on it.
@@ -82,7 +83,7 @@ pub fn run(
             let lanes = config.kind.lanes(config.threads);
             let mut row = BenchRow::from_samples(config.kind.name(), config.threads, lanes, size, samples);
             if let Some(found) = found.get(config) {
-                row.no_loss_pps = Some(found.pps);
+                row.sustained_pps = Some(found.pps);
                 row.sender_limited = Some(found.sender_limited);
                 if !bench.is_overdue(QUICK_RUN_TIMEOUT) {
                     let (offered, goodput) = bench.measure_overload(config, found.pps * 2.0)?;
@@ -128,7 +129,7 @@ impl Bench<'_> {
             .collect()
     }
 
-    /// The configurations whose no-loss rate is searched: all, or in a quick run those with the
+    /// The configurations whose sustained rate is searched: all, or in a quick run those with the
     /// most threads.
     fn searched_configs<'c>(&self, configs: &'c [Config]) -> impl Iterator<Item = &'c Config> + use<'c> {
         let threads_max = configs.iter().map(|config| config.threads).max();
@@ -137,8 +138,11 @@ impl Bench<'_> {
     }
 
     fn trial_duration(&self) -> Duration {
-        if self.options.quick { self.options.duration } else { self.options.duration.div_f64(2.0) }
-            .min(Duration::from_millis(500))
+        if self.options.quick {
+            self.options.duration.min(Duration::from_millis(500))
+        } else {
+            TRIAL_DURATION
+        }
     }
 
     fn plan(&mut self) {
@@ -161,14 +165,14 @@ impl Bench<'_> {
         settings: &mut BenchSettings,
     ) -> Result<HashMap<Config, SearchResult>> {
         if self.trial_count() == 0 {
-            settings.notes.push("no search for no-loss rates".into());
+            settings.notes.push("no search for sustained rates".into());
             return Ok(HashMap::new());
         }
         let mut found: HashMap<Config, SearchResult> = HashMap::new();
         let searched: Vec<Config> = self.searched_configs(configs).copied().collect();
         if searched.len() < configs.len() {
             let threads = searched.first().map_or(0, |config| config.threads);
-            settings.notes.push(format!("quick run: no-loss rates for {threads} threads only"));
+            settings.notes.push(format!("quick run: sustained rates for {threads} threads only"));
         }
         let mut limits = self.limits;
         if self.options.quick {
@@ -188,11 +192,11 @@ impl Bench<'_> {
             let time = self.trial_duration();
             let planned = with_overhead(time) * TRIALS_EXPECTED as u32;
             let before = self.spent;
-            let result = no_loss_rate(&from, |pps| {
+            let result = sustained_rate(&from, |pps| {
                 let what = format!("{} with {} threads: {:.0} k/s", config.kind, config.threads, pps / 1e3);
                 let sample = self.sample(&config, Some(pps), time, 0, &what)?;
                 self.spent = self.spent.min(before + planned);
-                Ok(Trial { offered_pps: sample.offered_pps, loss: sample.loss })
+                Ok(Trial::of_sample(&sample))
             })?;
             self.spent = before + planned;
             found.insert(config, result);

@@ -32,7 +32,9 @@ pub(crate) fn start(options: &ReceiverOptions, engine: Engine) -> Result<Box<dyn
         .batch(options.batch)
         .steering(options.steering)
         .wait(options.wait);
-    builder.rx_coalesce(options.rx_coalesce);
+    if let Some(delay) = options.rx_coalesce {
+        builder.rx_coalesce(delay);
+    }
     if options.recv_buffer > 0 {
         builder.recv_buffer(options.recv_buffer);
     }

@@ -4,6 +4,7 @@
 //! counter, the same batch, the same receive buffer, the same pinning. All read the first byte of
 //! each payload, so that all pay for accessing the datagram's memory.
 
+mod delay;
 mod lane;
 mod options;
 mod recvfrom;
@@ -20,6 +21,7 @@ use anyhow::Result;
 use manylane::Engine;
 use manylane_measure::named_enum;
 
+pub use self::delay::fixed_delay;
 pub(crate) use self::options::BUF_SIZE_MIN;
 pub use self::options::{RING_SIZE, ReceiverOptions, Work, default_recv_buffer};
 pub use self::running::{RunningReceiver, Snapshot};

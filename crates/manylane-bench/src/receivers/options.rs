@@ -37,8 +37,9 @@ pub struct ReceiverOptions {
     pub size: usize,
     /// CPUs that threads are pinned to, in turn; empty for no pinning.
     pub cpus: Vec<usize>,
-    /// Delay of lanes and `reuseport/*` after a batch that was not full; zero for none.
-    pub rx_coalesce: Duration,
+    /// Delay of lanes and `reuseport/*` after a batch that was not full, for all the same. None:
+    /// that of lanes follows the load, and others do not delay.
+    pub rx_coalesce: Option<Duration>,
     /// The devices that the traffic arrives on, if there are any to receive frames from.
     pub devices: Vec<String>,
     /// Entries of the rings of each queue, for receivers of frames.
@@ -63,12 +64,17 @@ impl ReceiverOptions {
             recv_buffer: default_recv_buffer(),
             size,
             cpus: Vec::new(),
-            rx_coalesce: Duration::ZERO,
+            rx_coalesce: None,
             devices: Vec::new(),
             ring: RING_SIZE,
             wait: WaitPolicy::Sleep,
             steering: Steering::Flow,
         }
+    }
+
+    /// The delay of receivers that do not follow the load.
+    pub(crate) fn fixed_delay(&self) -> Duration {
+        self.rx_coalesce.unwrap_or_default()
     }
 }
 

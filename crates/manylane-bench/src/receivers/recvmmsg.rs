@@ -23,7 +23,7 @@ const GRO_SIZE_MAX: usize = 65_535;
 /// Starts threads that share one socket, or have one each.
 pub(crate) fn start(options: &ReceiverOptions, sockets: usize) -> Result<Box<dyn RunningReceiver>> {
     // If threads that share one socket delayed, one of them would receive everything.
-    let delay = if sockets == 1 { Duration::ZERO } else { options.rx_coalesce };
+    let delay = if sockets == 1 { Duration::ZERO } else { options.fixed_delay() };
     let control = needs_local_address(options);
     let sockets = workers::bind(options, sockets, pktinfo_flags(options))?;
     let ring = RecvOptions { batch: options.batch, buffer: options.size.max(BUF_SIZE_MIN), control };
@@ -37,7 +37,7 @@ pub(crate) fn start(options: &ReceiverOptions, sockets: usize) -> Result<Box<dyn
 pub(crate) fn start_gro(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {
     let flags = [&[Flag::Gro], pktinfo_flags(options)].concat();
     let sockets = workers::bind(options, options.threads, &flags)?;
-    let (delay, work, app_work) = (options.rx_coalesce, options.work, options.synthetic_work);
+    let (delay, work, app_work) = (options.fixed_delay(), options.work, options.synthetic_work);
     let ring = RecvOptions { batch: options.batch, buffer: GRO_SIZE_MAX, control: true };
     let handle = move |message: &Message<'_>| process_gro_message(message, app_work);
     Workers::start_on_sockets(options, sockets, move |worker, socket| {

@@ -28,7 +28,7 @@ pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver
     let control = needs_local_address(options);
     let sockets = workers::bind(options, options.threads, pktinfo_flags(options))?;
     let ring = BareOptions { batch: options.batch, buffer: options.size.max(BUF_SIZE_MIN), control };
-    let (delay, work, app_work) = (options.rx_coalesce, options.work, options.synthetic_work);
+    let (delay, work, app_work) = (options.fixed_delay(), options.work, options.synthetic_work);
     Workers::start_on_sockets(options, sockets, move |worker, socket| {
         recv_loop(worker, socket, ring, delay, (work, app_work))
     })

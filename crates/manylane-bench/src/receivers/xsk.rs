@@ -103,7 +103,7 @@ pub(crate) fn start<R: FrameParser>(options: &ReceiverOptions) -> Result<Box<dyn
         // threads.
         shares[(number + queue as usize) % options.threads].push(socket);
     }
-    let (batch, delay, app_work) = (options.batch as u32, options.rx_coalesce, options.synthetic_work);
+    let (batch, delay, app_work) = (options.batch as u32, options.fixed_delay(), options.synthetic_work);
     // Without simulated work, the check is not in the loop.
     let is_idle = app_work.is_zero();
     Workers::start(options, (options.addr, sources), shares, programs, move |worker, share| {

@@ -9,6 +9,7 @@ use crate::schema::{
 
 fn sample(round: usize, rx_cpu_ns: f64) -> Sample {
     Sample {
+        queued_at_end: 0,
         round,
         offered_pps: 1e5,
         delivered_pps: 1e5,
@@ -48,7 +49,7 @@ fn costs_are_compared_with_the_cheapest_equal_baseline() {
     let row = |receiver: &str, threads, cost: f64| {
         let samples = (0..5).map(|round| sample(round, cost + round as f64)).collect();
         let row = BenchRow::from_samples(receiver, threads, threads, 10, samples);
-        BenchRow { no_loss_pps: Some(5e5), goodput_at_double_pps: Some(4.5e5), ..row }
+        BenchRow { sustained_pps: Some(5e5), goodput_at_double_pps: Some(4.5e5), ..row }
     };
     let mut rows = Vec::new();
     for (receiver, cost) in [

@@ -13,11 +13,11 @@ pub struct BenchRow {
     /// Common fields.
     #[serde(flatten)]
     pub figures: Metrics,
-    /// Highest rate with a loss within the limit; null when it was not searched for.
-    pub no_loss_pps: Option<f64>,
+    /// Highest sustained rate: see [`search`](crate::search); null when it was not searched for.
+    pub sustained_pps: Option<f64>,
     /// True if the sender limited that rate: the receiver can handle at least this.
     pub sender_limited: Option<bool>,
-    /// Datagrams per second delivered when twice its own no-loss rate arrives; null when not
+    /// Datagrams per second delivered when twice its own sustained rate arrives; null when not
     /// measured.
     pub goodput_at_double_pps: Option<f64>,
     /// Datagrams per second that were really sent in that measurement, because the sender may not
@@ -74,7 +74,7 @@ impl Figures for BenchRow {
         "ratio (p)",
         "of",
         "machine ns",
-        "no-loss/s",
+        "sustained/s",
         "at twice/s",
     ];
 
@@ -93,7 +93,7 @@ impl Figures for BenchRow {
             base.map_or_else(String::new, |base| format_ratio(&self.costs(), &base.costs())),
             base.map_or_else(String::new, |base| base.figures.receiver.clone()),
             format!("{:.0}", self.figures.total_cpu_ns),
-            format!("{limited}{}", optional(self.no_loss_pps)),
+            format!("{limited}{}", optional(self.sustained_pps)),
             optional(self.goodput_at_double_pps),
         ]
     }
@@ -122,10 +122,10 @@ impl Figures for BenchRow {
                 |row| of(row, |sample| sample.total_cpu_ns),
             ),
             by_threads.bars(
-                "Highest rate without loss, and goodput at twice that rate",
-                "Bars: at most 0.1 % lost. Dark line: at twice that rate. Higher is better.",
+                "Sustained rate, and goodput at twice that rate",
+                "Bars: for two seconds nothing lost, and a queue of at most 5 ms. Dark line: at twice that rate. Higher is better.",
                 &format!("{unit}s per second"),
-                |row| (row.no_loss_pps, row.goodput_at_double_pps),
+                |row| (row.sustained_pps, row.goodput_at_double_pps),
             ),
         ]
     }

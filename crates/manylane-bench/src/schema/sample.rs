@@ -29,6 +29,8 @@ pub struct Sample {
     pub delivered: u64,
     /// Datagrams that the kernel counted as dropped at the receiver's sockets.
     pub kernel_dropped: u64,
+    /// Datagrams that were neither delivered nor dropped when the sender ended.
+    pub queued_at_end: u64,
     /// Requests that reached the application, answered or not; in `bench echo` only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub received: Option<u64>,
@@ -57,6 +59,7 @@ impl Sample {
             sent,
             delivered,
             kernel_dropped,
+            queued_at_end: 0,
             received: None,
         }
     }

@@ -20,7 +20,7 @@ use crate::parse::{self, Rate};
 /// The benchmarks.
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
-    /// Cost of receiving, no-loss rate, and goodput at twice that rate
+    /// Cost of receiving, sustained rate, and goodput at twice that rate
     #[command(
         after_long_help = "Examples:\n  sudo manylane bench rx --quick\n  manylane bench rx --loopback --threads 1,4 --receivers socket/recvmmsg,lane/mmsg"
     )]
@@ -93,15 +93,15 @@ pub(crate) struct RxArgs {
     /// Length of a sample [default: 1s; 100ms with --quick]
     #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     pub(crate) duration: Option<Duration>,
-    /// Common rate of the cost rounds [default: 0.9 times the lowest no-loss rate]
+    /// Common rate of the cost rounds [default: 0.9 times the lowest sustained rate]
     #[arg(long, value_name = "RATE", value_parser = parse::pps)]
     pub(crate) rate: Option<f64>,
     /// Simulated application work: CPU time to spend on each received datagram
     #[arg(long, default_value_t = 0, value_name = "NANOSECONDS", value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     pub(crate) work: u64,
-    /// Finish within 40 seconds: shorter samples, fewer no-loss rates
+    /// Finish within 40 seconds: shorter samples, fewer sustained rates
     ///
-    /// The no-loss rate is measured for the highest number of threads only.
+    /// The sustained rate is measured for the highest number of threads only.
     #[arg(long)]
     pub(crate) quick: bool,
     /// Number of testbed links that carry the traffic, each with its own address
@@ -187,7 +187,7 @@ pub(crate) struct ChurnArgs {
     /// Time between two changes
     #[arg(long, default_value = "50ms", value_name = "TIME", value_parser = parse::duration)]
     pub(crate) change_interval: Duration,
-    /// Datagrams per second [default: half of the no-loss rate]
+    /// Datagrams per second [default: half of the sustained rate]
     #[arg(long, value_name = "RATE", value_parser = parse::pps)]
     pub(crate) rate: Option<f64>,
     #[command(flatten)]
@@ -214,7 +214,7 @@ pub(crate) struct FlapArgs {
     /// Length of a sample, half before and half after the event
     #[arg(long, default_value = "500ms", value_name = "TIME", value_parser = parse::duration)]
     pub(crate) duration: Duration,
-    /// Datagrams per second [default: half of the lowest no-loss rate]
+    /// Datagrams per second [default: half of the lowest sustained rate]
     #[arg(long, value_name = "RATE", value_parser = parse::pps)]
     pub(crate) rate: Option<f64>,
     #[command(flatten)]
@@ -232,7 +232,7 @@ pub(crate) struct FloodArgs {
     pub(crate) limit: Limit,
     /// Datagrams per second of the flood
     ///
-    /// Default: ten times the no-loss rate of the server; 1M for program.
+    /// Default: ten times the sustained rate of the server; 1M for program.
     #[arg(long, value_name = "RATE", value_parser = parse::pps)]
     pub(crate) rate: Option<f64>,
     /// Length of a sample of clients and program [default: 1500ms, 300ms with --quick]
@@ -258,7 +258,7 @@ pub(crate) struct RttArgs {
     pub(crate) contenders: Vec<Contender>,
     /// Requests per second of the open loops; several are compared
     ///
-    /// Default: 10, 40 and 80 % of the lowest no-loss rate, and 20k.
+    /// Default: 10, 40 and 80 % of the lowest sustained rate, and 20k.
     #[arg(long, value_delimiter = ',', value_name = "RATE,…", value_parser = parse::pps)]
     pub(crate) rate: Vec<f64>,
     /// Intervals of the open loops: even, or poisson (random, as from many clients)
@@ -316,7 +316,8 @@ pub(crate) struct BenchArgs {
     pub(crate) recv_buffer: Option<usize>,
     /// Delay before a receive (not socket/*); 0: none [default: 0 to 1000]
     ///
-    /// As for `manylane echo`.
+    /// The same for all receivers, so that they can be compared. In bench rtt, that of lanes
+    /// follows the load by default.
     #[arg(long, value_name = "USECS", value_parser = rx_usecs())]
     pub(crate) rx_usecs: Option<u64>,
     /// Steering of the lanes, as for `manylane echo`

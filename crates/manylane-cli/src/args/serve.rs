@@ -51,10 +51,9 @@ pub(crate) struct LaneArgs {
     pub(crate) steering: Option<Steering>,
     /// Delay before a receive if larger batches pay, at most 20000; 0: none
     ///
-    /// As rx-usecs of ethtool. Default of echo: 100 for each lane on the same CPU if lanes share
-    /// CPUs; with engine xdp and --wait sleep at least 50 to 500, depending on the cost of a
-    /// wake-up; otherwise 0. Default of run: 50 to 500, depending on the measured cost of a delay
-    /// on this machine.
+    /// As rx-usecs of ethtool. By default the delay follows the load: none while lanes keep their
+    /// CPUs busy for less than half of the time, and up to 500 near saturation. Lanes with CPUs of
+    /// their own delay only with engine xdp and --wait sleep.
     #[arg(long, help_heading = "Waiting", value_name = "USECS", value_parser = rx_usecs())]
     pub(crate) rx_usecs: Option<u64>,
     /// Print a line of statistics at this interval, such as 500ms or 10s; 0: none

@@ -125,6 +125,6 @@ mod tests {
         let row = BenchRow::from_samples("lane/mmsg", 2, 2, 10, Vec::new());
         let text = table(&[row.clone(), row]).to_string();
         assert_eq!(text.matches("lane/mmsg").count(), 2);
-        assert!(text.contains("no-loss/s") && text.contains('–'));
+        assert!(text.contains("sustained/s") && text.contains('–'));
     }
 }

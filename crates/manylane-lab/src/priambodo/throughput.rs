@@ -8,8 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use manylane::{Builder, Engine};
-use manylane_bench::receivers::{Kind, ReceiverOptions, RunningReceiver};
+use manylane_bench::receivers::{Kind, ReceiverOptions, RunningReceiver, fixed_delay};
 use manylane_bench::{self as bench, Load, Setup};
 use manylane_sys::{cpu, numa};
 
@@ -150,7 +149,7 @@ fn measure_rate(
             _ => setup.bind_addr(),
         };
         let cpus = setup.receiver_cpus().len().max(1);
-        let rx_coalesce = Builder::default_rx_coalesce(Engine::Mmsg, threads, cpus);
+        let rx_coalesce = Some(fixed_delay(false, threads, cpus));
         let options = ReceiverOptions { addr, rx_coalesce, ..setup.receiver(threads, PAYLOAD_SIZE) };
         running.push(match node {
             Some(node) => start_on_node(setup, kind, &options, node)?,

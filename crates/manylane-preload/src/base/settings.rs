@@ -9,7 +9,7 @@
 //! | `MANYLANE_STEERING` | `flow`, `cpu`, `random`; `round-robin` and `least-loaded` mean `random` here | `flow` |
 //! | `MANYLANE_LANES` | most lanes of a socket, 1 (its own only) to 64 | four for each CPU |
 //! | `MANYLANE_PORTS` | at most 32 ports and ranges: `53,5000-5010` | all |
-//! | `MANYLANE_RX_USECS` | microseconds that a thread with a lane delays before it sleeps, where that pays; 0 for never; at most 20000 | 200 times the cost of a delay on this machine: 50 to 500 |
+//! | `MANYLANE_RX_USECS` | microseconds that a thread with a lane delays before it sleeps, where that pays; 0 for never; at most 20000 | as the load requires, 0 to 500 |
 //! | `MANYLANE_REPORT` | path of the report, which the launcher makes: its last part is the descriptor that is inherited | no report |
 
 use std::path::PathBuf;
@@ -41,7 +41,7 @@ pub(crate) struct Settings {
     pub(crate) lanes: usize,
     /// Ports whose sockets may have lanes; none: all.
     ports: Option<PortRanges>,
-    /// The delay before a sleep; none: by its measured cost.
+    /// The delay before a sleep; none: by the load.
     pub(crate) rx_coalesce: Option<Duration>,
     pub(crate) report: Option<PathBuf>,
     /// CPU quota of the control group, in CPUs, rounded up; none: no less than the affinity

@@ -5,10 +5,9 @@
 //! each lane wakes a thread of its own. So a thread that has emptied its lane may first sleep for
 //! a fraction of a millisecond in which no datagram wakes it, and then wait as the program asked.
 //! The rule is that of the library's own lanes ([`manylane_policy::rx_coalesce`]), with the
-//! datagrams between one sleep and the next as the size of a batch. In addition, the delay has to
-//! pay on this machine: the first delays and sleeps of a process are measured, and what each brings
-//! is counted. A delay that costs more per datagram than a sleep is given up, and tried now and
-//! then.
+//! datagrams between one sleep and the next as the size of a batch. The longest delay follows how
+//! busy their CPUs are ([`manylane_policy::cpu_load`]), unless
+//! `--rx-usecs` sets it.
 //!
 //! [`before_sleep`] does all of it, for poll, select, epoll and blocking receives alike:
 //! 1. Only while a socket has lanes and more than one owner, or has queues ([`can_coalesce`]).
@@ -18,11 +17,11 @@
 //!    it as it would have ended the wait. Then the caller waits as before, for the rest of its
 //!    time.
 //!
-//! During the delay, the thread counts as waiting on its lane: the lane is covered. The length of
-//! a delay follows from its measured cost, unless `--rx-usecs` sets it.
+//! During the delay, the thread counts as waiting on its lane: the lane is covered.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::os::fd::IntoRawFd;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use libc::{c_int, timespec};
@@ -30,61 +29,14 @@ use manylane_policy::rx_coalesce::RxCoalesce;
 use manylane_sys::{cpu, tick};
 
 use crate::base::state;
+use crate::fds::hidden_fds::HiddenFd;
 use crate::shared::sock::{MULTI_LANE, Shared};
 use crate::xdp::queues;
-
-/// Length of a delay as a multiple of what it costs its thread: delays use at most half a percent
-/// of a CPU. The interrupt and the scheduler are not counted, and cost several times as much. So
-/// do the system calls of a program that receives one datagram at a time: a delay that brings it
-/// two or three datagrams saves nothing.
-const DELAY_COST_FACTOR: u32 = 200;
-const DELAY_MIN: Duration = Duration::from_micros(50);
-const DELAY_MAX: Duration = Duration::from_micros(500);
-
-/// Delays that are measured, and their length until then.
-const COST_SAMPLES: u32 = 16;
-const DELAY_INITIAL: Duration = Duration::from_micros(200);
-
-/// One in n of the delays that would not pay is tried, to measure again what it brings.
-const PROBE_INTERVAL: u32 = 64;
-/// Units per datagram in averages.
-const AVERAGE_SCALE: u64 = 8;
-
-/// CPU nanoseconds of the first delays, or of the first sleeps, of this process, and their number.
-struct Cost {
-    nanos: AtomicU64,
-    samples: AtomicU32,
-}
-
-static DELAY_COST: Cost = Cost { nanos: AtomicU64::new(0), samples: AtomicU32::new(0) };
-static SLEEP_COST: Cost = Cost { nanos: AtomicU64::new(0), samples: AtomicU32::new(0) };
-
-impl Cost {
-    /// The average, once it is known.
-    fn average(&self) -> Option<u64> {
-        let samples = self.samples.load(Ordering::Relaxed);
-        (samples >= COST_SAMPLES).then(|| self.nanos.load(Ordering::Relaxed) / u64::from(samples))
-    }
-
-    fn add(&self, cost: Duration) {
-        self.nanos.fetch_add(cost.as_nanos() as u64, Ordering::Relaxed);
-        self.samples.fetch_add(1, Ordering::Relaxed);
-    }
-}
 
 struct ThreadCoalesce {
     coalesce: Cell<Option<RxCoalesce>>,
     /// Datagrams since the last sleep or delay.
     received: Cell<usize>,
-    /// The last one was a delay.
-    was_delayed: Cell<bool>,
-    /// Average datagrams per sleep and per delay, in units of 1/[`AVERAGE_SCALE`].
-    per_sleep: Cell<u64>,
-    per_delay: Cell<u64>,
-    /// Delays skipped as not worthwhile since the last one was tried.
-    skipped: Cell<u32>,
-    /// CPU time at the start of a measured sleep.
-    sleep_start: Cell<Option<Duration>>,
 }
 
 thread_local! {
@@ -93,11 +45,6 @@ thread_local! {
         ThreadCoalesce {
             coalesce: Cell::new(None),
             received: Cell::new(0),
-            was_delayed: Cell::new(false),
-            per_sleep: Cell::new(0),
-            per_delay: Cell::new(0),
-            skipped: Cell::new(0),
-            sleep_start: Cell::new(None),
         }
     };
 }
@@ -115,48 +62,7 @@ pub(crate) fn can_coalesce(shared: &Shared) -> bool {
 pub(crate) fn add_received(datagrams: u64) {
     THREAD_COALESCE.with(|thread| {
         thread.received.set(thread.received.get().saturating_add(datagrams as usize));
-        if let Some(since) = thread.sleep_start.take() {
-            SLEEP_COST.add(cpu::thread_cpu_time().saturating_sub(since));
-        }
     });
-}
-
-impl ThreadCoalesce {
-    /// A sleep or a delay is over, and has brought `datagrams`.
-    fn add_sample(&self, datagrams: usize) {
-        let average = if self.was_delayed.get() { &self.per_delay } else { &self.per_sleep };
-        let some = (datagrams as u64).min(1 << 20) * AVERAGE_SCALE;
-        average.set(match average.get() {
-            0 => some,
-            before => before - before / AVERAGE_SCALE + some / AVERAGE_SCALE,
-        });
-    }
-
-    /// True if a delay pays. Also true while that is not known, and now and then to probe.
-    fn is_worthwhile(&self) -> bool {
-        let (Some(delay), Some(sleep)) = (DELAY_COST.average(), SLEEP_COST.average()) else { return true };
-        if is_cheaper((delay, self.per_delay.get()), (sleep, self.per_sleep.get())) {
-            return true;
-        }
-        self.skipped.set((self.skipped.get() + 1) % PROBE_INTERVAL);
-        self.skipped.get() == 0
-    }
-}
-
-/// True if `one` way of waiting costs less per datagram than the `other`. Each is the cost of a
-/// wait, and what it brings on average. Also true if that is not known for one of them.
-fn is_cheaper(one: (u64, u64), other: (u64, u64)) -> bool {
-    one.1 == 0 || other.1 == 0 || one.0.saturating_mul(other.1) < other.0.saturating_mul(one.1)
-}
-
-/// The current length of a delay; zero if delays are off.
-fn max_delay() -> Duration {
-    if let Some(coalesce) = state::settings().and_then(|settings| settings.rx_coalesce) {
-        return coalesce;
-    }
-    DELAY_COST.average().map_or(DELAY_INITIAL, |cost| {
-        (Duration::from_nanos(cost) * DELAY_COST_FACTOR).clamp(DELAY_MIN, DELAY_MAX)
-    })
 }
 
 /// The calling thread is about to sleep in a wait of at most `left`. Returns the result of the
@@ -172,35 +78,31 @@ pub(crate) fn before_sleep<T>(
     sleep: impl FnOnce(timespec) -> Option<T>,
 ) -> Option<T> {
     THREAD_COALESCE.with(|thread| {
-        let mut coalesce = thread.coalesce.get().unwrap_or_else(|| {
-            RxCoalesce::new(max_delay(), usize::MAX, rcvbuf_messages(lane)).with_average()
-        });
+        let mut coalesce = thread.coalesce.get().unwrap_or_else(|| new_coalesce(lane));
+        coalesce.follow_load(open_stat);
         // Do not poll if no delay can follow.
         let may = coalesce.can_delay() && left.is_none_or(|left| left > coalesce.max_delay());
-        if may && let Some(found) = poll() {
-            return Some(found);
-        }
-        let datagrams = thread.received.take();
-        thread.add_sample(datagrams);
-        let delay = coalesce.next_delay(datagrams);
-        if delay.is_some() && coalesce.max_delay() != max_delay() {
-            coalesce.set_max_delay(max_delay());
+        let found = if may { poll() } else { None };
+        if found.is_none() {
+            let delay = coalesce.next_delay(thread.received.take()).filter(|_| may);
+            thread.coalesce.set(Some(coalesce));
+            let left = tick::remaining(delay?.min(coalesce.max_delay()));
+            return sleep(timespec { tv_sec: 0, tv_nsec: i64::from(left.subsec_nanos()) });
         }
         thread.coalesce.set(Some(coalesce));
-        let is_asked_for = state::settings().is_some_and(|settings| settings.rx_coalesce.is_some());
-        let delay = delay.filter(|_| may && (is_asked_for || thread.is_worthwhile()));
-        thread.was_delayed.set(delay.is_some());
-        let Some(delay) = delay else {
-            let to_be_measured = SLEEP_COST.samples.load(Ordering::Relaxed) < COST_SAMPLES;
-            thread.sleep_start.set(to_be_measured.then(cpu::thread_cpu_time));
-            return None;
-        };
-        let delay = delay.min(coalesce.max_delay());
-        measure_cost(|| {
-            let left = tick::remaining(delay);
-            sleep(timespec { tv_sec: 0, tv_nsec: i64::from(left.subsec_nanos()) })
-        })
+        found
     })
+}
+
+#[cold]
+fn open_stat() -> Option<HiddenFd> {
+    HiddenFd::open(|| cpu::open_stat().map_or(-1, IntoRawFd::into_raw_fd))
+}
+
+fn new_coalesce(lane: c_int) -> RxCoalesce {
+    let fixed = state::settings().and_then(|settings| settings.rx_coalesce);
+    let new = |delay| RxCoalesce::new(delay, usize::MAX, rcvbuf_messages(lane)).with_average();
+    fixed.map_or_else(|| new(Duration::ZERO).by_load(), new)
 }
 
 /// Messages that fit into a lane's receive buffer, counted as a page each.
@@ -208,32 +110,4 @@ fn rcvbuf_messages(lane: c_int) -> usize {
     const PAGE_BYTES: usize = 4096;
     crate::base::sockopt::int_option(lane, libc::SOL_SOCKET, libc::SO_RCVBUF)
         .map_or(usize::MAX, |room| room as usize / PAGE_BYTES)
-}
-
-/// Runs a delay, and measures its cost if it is one of the first.
-fn measure_cost<T>(delay: impl FnOnce() -> T) -> T {
-    if DELAY_COST.samples.load(Ordering::Relaxed) >= COST_SAMPLES {
-        return delay();
-    }
-    let before = cpu::thread_cpu_time();
-    let answer = delay();
-    DELAY_COST.add(cpu::thread_cpu_time().saturating_sub(before));
-    answer
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_lower_cost_per_datagram_is_cheaper() {
-        // 30 µs for eight against 10 µs for five, and the other way round.
-        assert!(!is_cheaper((30_000, 8 * AVERAGE_SCALE), (10_000, 5 * AVERAGE_SCALE)));
-        assert!(is_cheaper((3_000, 4 * AVERAGE_SCALE), (4_000, AVERAGE_SCALE)));
-        // Without an average, it is tried.
-        assert!(
-            is_cheaper((30_000, 0), (10_000, AVERAGE_SCALE))
-                && is_cheaper((30_000, AVERAGE_SCALE), (10_000, 0))
-        );
-    }
 }

@@ -9,7 +9,7 @@
 //! marks a number under the same lock as dup2, so that neither side takes the other's file away.
 
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use libc::c_int;
@@ -175,11 +175,6 @@ impl HiddenFd {
         _ = OWNED_COUNT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| count.checked_sub(1));
     }
 
-    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: open and hidden from the program as long as `self`.
-        unsafe { BorrowedFd::borrow_raw(self.0) }
-    }
-
     pub(crate) fn dup(fd: c_int) -> Option<Self> {
         let _numbers = lock();
         Self::count(|| {
@@ -193,6 +188,13 @@ impl HiddenFd {
 
     pub(crate) fn fd(&self) -> c_int {
         self.0
+    }
+}
+
+impl AsFd for HiddenFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: open and hidden from the program as long as `self`.
+        unsafe { BorrowedFd::borrow_raw(self.0) }
     }
 }
 

@@ -29,7 +29,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use manylane_bpf::abi;
-use manylane_policy::rx_coalesce;
 use manylane_sys::sock::{self, Flag};
 
 use crate::config::Config;
@@ -128,14 +127,14 @@ impl Shared {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Delay of a lane in `serve`: see [`Builder::rx_coalesce`](crate::Builder::rx_coalesce).
-    pub(crate) fn rx_coalesce(&self) -> Duration {
-        let cpus = if self.cpus.is_empty() { usize::MAX } else { self.cpus.len() };
-        self.config.rx_coalesce.unwrap_or_else(|| {
-            let delay = rx_coalesce::default_delay(self.config.lanes, cpus);
-            // A policy that polls asks for low latency, so no delay is added for it.
-            if self.config.wait == WaitPolicy::Sleep { delay.max(self.engine.delay_min()) } else { delay }
-        })
+    /// Longest delay of a lane in `serve`: see
+    /// [`Builder::rx_coalesce`](crate::Builder::rx_coalesce). None: it follows the load.
+    pub(crate) fn rx_coalesce(&self) -> Option<Duration> {
+        let shares_cpus = !self.cpus.is_empty() && self.config.lanes > self.cpus.len();
+        // A policy that polls asks for low latency, so no delay is added for it.
+        let by_engine = self.config.wait == WaitPolicy::Sleep && self.engine.wakeups_dominate();
+        let follows_load = shares_cpus || by_engine;
+        self.config.rx_coalesce.or_else(|| (!follows_load).then_some(Duration::ZERO))
     }
 
     /// The open lanes.

@@ -3,7 +3,6 @@
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::Duration;
 
 use manylane_sys::map::SharedWords;
 
@@ -48,9 +47,10 @@ pub(crate) trait EngineShared: Send + Sync {
     /// for its counters is still in use.
     fn close(&self) {}
 
-    /// The shortest delay for larger batches that pays on lanes that sleep.
-    fn delay_min(&self) -> Duration {
-        Duration::ZERO
+    /// True if receives cost so little that wake-ups are most of the work: then lanes that sleep
+    /// delay for larger batches also on CPUs of their own.
+    fn wakeups_dominate(&self) -> bool {
+        false
     }
 
     /// Datagrams dropped at the queues of a lane, other than its kernel socket.

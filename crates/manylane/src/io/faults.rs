@@ -111,8 +111,8 @@ impl EngineShared for FaultInjector {
         self.engine.close();
     }
 
-    fn delay_min(&self) -> Duration {
-        self.engine.delay_min()
+    fn wakeups_dominate(&self) -> bool {
+        self.engine.wakeups_dominate()
     }
 
     fn dropped(&self, lane: LaneId) -> u64 {

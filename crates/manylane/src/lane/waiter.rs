@@ -17,6 +17,9 @@ use crate::wait::governor::{Arrival, Plan, WaitGovernor};
 /// Polls per read of the clock while a lane spins.
 const POLLS_PER_CLOCK_READ: u32 = 8;
 
+/// Batches per read of the coarse clock, for the load.
+const BATCHES_PER_CLOCK_READ: u32 = 16;
+
 /// Waits for batches by the policy of one lane.
 pub(super) struct Waiter {
     governor: WaitGovernor,
@@ -26,18 +29,22 @@ pub(super) struct Waiter {
     is_low_latency: bool,
     /// Delays of the next receive of a lane in `serve`. Other lanes never delay.
     coalesce: RxCoalesce,
+    batches: u32,
 }
 
 impl Waiter {
     pub(super) fn new(policy: WaitPolicy, io: &Io) -> Self {
         let (batch, opened) = (io.capabilities().batch, io.now());
         let coalesce = RxCoalesce::new(Duration::ZERO, batch, io.recv_capacity());
-        Self { governor: WaitGovernor::new(policy), opened, is_low_latency: false, coalesce }
+        Self { governor: WaitGovernor::new(policy), opened, is_low_latency: false, coalesce, batches: 0 }
     }
 
-    /// Delays for at most `longest` from now on.
-    pub(super) fn start_coalescing(&mut self, longest: Duration) {
-        self.coalesce.set_max_delay(longest);
+    /// Delays for at most `longest` from now on; none: as the load requires.
+    pub(super) fn start_coalescing(&mut self, longest: Option<Duration>) {
+        match longest {
+            Some(longest) => self.coalesce.set_max_delay(longest),
+            None => self.coalesce = self.coalesce.by_load(),
+        }
     }
 
     /// True if the next receive must not sleep, because a delay may be due.
@@ -50,6 +57,10 @@ impl Waiter {
     /// has frames from before the last delay is served first.
     #[inline]
     pub(super) fn delay_after(&mut self, io: &mut Io, messages: usize) {
+        self.batches = self.batches.wrapping_add(1);
+        if self.batches.is_multiple_of(BATCHES_PER_CLOCK_READ) {
+            self.coalesce.follow_load(|| cpu::open_stat().ok());
+        }
         if io.is_within_round() {
             self.coalesce.accumulate(messages);
         } else if let Some(delay) = self.coalesce.next_delay(messages) {

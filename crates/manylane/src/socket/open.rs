@@ -91,8 +91,6 @@ fn open(mut config: Config) -> Result<Socket> {
         let lane = socket.shared.open_lane().and_then(|parts| make_lane(&socket.shared, parts));
         socket.lanes.push(lane.map_err(named)?);
     }
-    // The first call may measure: do that here, where no datagram waits.
-    socket.shared.rx_coalesce();
     // Last, so that every kernel socket is ready for datagrams that the engine does not take.
     socket.shared.engine.start()?;
     log::info!("{addr}: {lanes} lanes, engine {}, steering {}", socket.engine(), socket.steering());

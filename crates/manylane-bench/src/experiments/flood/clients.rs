@@ -14,7 +14,7 @@ use super::plan::{FloodTestbed, PAYLOAD_SIZE, Plan, REQUEST_COST, SenderLoad, Va
 use super::server::{SenderThread, Server, ServerConfig, ServerStats};
 use crate::sample::CpuBusyTimer;
 use crate::schema::{FloodClients, FloodSample};
-use crate::{Limits, Options, Trial, check_stop, no_loss_rate};
+use crate::{Limits, Options, Trial, check_stop, sustained_rate};
 
 /// Total rate of the regular clients' requests.
 pub(super) const REQUESTS_PER_SEC: f64 = 1000.0;
@@ -39,17 +39,19 @@ pub(super) fn add_client_address(bed: &FloodTestbed) -> Result<Ipv4Addr> {
     Ok(other)
 }
 
-/// The highest rate at which the server loses at most a thousandth.
-pub(super) fn server_no_loss_rate(bed: &FloodTestbed, go_on: &dyn Fn() -> Result<()>) -> Result<f64> {
+/// The highest rate at which the server loses nothing.
+pub(super) fn server_sustained_rate(bed: &FloodTestbed, go_on: &dyn Fn() -> Result<()>) -> Result<f64> {
     let limits = Limits { start_pps: 20_000.0, max_pps: 1e6, precision: 0.1, ..Limits::default() };
-    let found = no_loss_rate(&limits, |pps| {
+    let found = sustained_rate(&limits, |pps| {
         go_on()?;
         let server = Server::start(&bed.to, bed.server_config(Engine::Xdp, None))?;
         let traffic = Traffic { pps: Some(pps), ..Traffic::new(server.addr, PAYLOAD_SIZE) };
         let mut sender = LiveSender::new(&bed.from, &bed.to, 0, &traffic)?;
         let sent = sender.pin(bed.sender_cpu).send(Until::Duration(TRIAL_TIME))?;
         let delivered = server.stop()?.delivered.min(sent.datagrams);
-        Ok(Trial { offered_pps: sent.pps(), loss: 1.0 - delivered as f64 / sent.datagrams.max(1) as f64 })
+        let loss = 1.0 - delivered as f64 / sent.datagrams.max(1) as f64;
+        // Not known: the server drains its queue before it stops.
+        Ok(Trial { offered_pps: sent.pps(), loss, delay: Duration::ZERO })
     })?;
     ensure!(
         found.pps > 0.0,

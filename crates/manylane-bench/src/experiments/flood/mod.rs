@@ -2,7 +2,7 @@
 //!
 //! | part | measures |
 //! |---|---|
-//! | `clients` | how many requests of regular clients are answered beside a flood of ten times the no-loss rate |
+//! | `clients` | how many requests of regular clients are answered beside a flood of ten times the sustained rate |
 //! | `sources` | growth of memory, and pauses, with 100,000 new sources per second compared with one source |
 //! | `program` | how long a program that is always runnable is kept from running |
 //!
@@ -23,7 +23,7 @@ pub use self::plan::{Part, Plan};
 use crate::schema::{BENCH_FLOOD, BenchSettings, Document, FloodRow, FloodSample};
 use crate::{Controller, Limits, Options, Setup, check_stop, run_rounds};
 
-/// Rate of the flood in part `clients`, as a multiple of the no-loss rate.
+/// Rate of the flood in part `clients`, as a multiple of the sustained rate.
 const FLOOD_RATE_FACTOR: f64 = 10.0;
 /// The flood of `program`, in datagrams per second.
 const PROGRAM_PPS: f64 = 1e6;
@@ -77,10 +77,11 @@ fn run_part(
             let pps = match options.pps {
                 Some(pps) => pps,
                 None => {
-                    controller.progress(0.0, "clients: searching for the no-loss rate");
-                    let no_loss_rate = clients::server_no_loss_rate(bed, &|| check_stop(controller.stop()))?;
-                    notes.push(format!("no-loss rate of the server: {no_loss_rate:.0} per second"));
-                    FLOOD_RATE_FACTOR * no_loss_rate
+                    controller.progress(0.0, "clients: searching for the sustained rate");
+                    let sustained_rate =
+                        clients::server_sustained_rate(bed, &|| check_stop(controller.stop()))?;
+                    notes.push(format!("sustained rate of the server: {sustained_rate:.0} per second"));
+                    FLOOD_RATE_FACTOR * sustained_rate
                 }
             };
             let samples = run_rounds(rounds, &clients::VARIANTS, controller, |variant, round, stop| {

@@ -24,9 +24,9 @@ use self::generator::{Arrivals, Generator, RequestStats};
 use crate::receivers::{Kind, ReceiverOptions, RunningReceiver, Work};
 use crate::sample::{CpuBusyTimer, check_stop};
 use crate::schema::{BENCH_RTT, BenchSettings, Document, RttMetrics, RttRow, RttSample, Sample};
-use crate::{Controller, Limits, Options, Setup, Trial, no_loss_rate, oversubscribed_note, run_rounds};
+use crate::{Controller, Limits, Options, Setup, Trial, oversubscribed_note, run_rounds, sustained_rate};
 
-/// Default rates of open loops, as shares of the no-loss rate.
+/// Default rates of open loops, as shares of the sustained rate.
 const RATE_FRACTIONS: [f64; 3] = [0.1, 0.4, 0.8];
 /// A rate that is always included, at which polling all the time would be a waste.
 const MODERATE_PPS: f64 = 20_000.0;
@@ -101,7 +101,7 @@ pub struct Plan {
     pub contenders: Vec<Contender>,
     /// CPU layouts of server, generator and device work.
     pub cpu_layouts: Vec<CpuLayout>,
-    /// Requests per second of the open loops; by default shares of the lowest no-loss rate.
+    /// Requests per second of the open loops; by default shares of the lowest sustained rate.
     pub rates: Vec<f64>,
     /// Intervals of the open loops.
     pub arrivals: Arrivals,
@@ -185,15 +185,16 @@ impl Bench<'_> {
             let running = self.start(contender, cpus.server)?;
             let mut generator = Generator::open(self.setup, running.addr(), self.size)?;
             let stop = controller.stop();
-            let found = no_loss_rate(limits, |pps| {
+            let found = sustained_rate(limits, |pps| {
                 check_stop(stop)?;
                 let asked = generator.run_pinned(cpus, |generator| {
                     generator.open_loop(pps, Arrivals::Even, TRIAL_TIME, stop)
                 })?;
-                Ok(Trial { offered_pps: asked.offered_pps(), loss: asked.loss() })
+                let p99 = Duration::from_nanos(asked.latency.value_at_quantile(0.99));
+                Ok(Trial { offered_pps: asked.offered_pps(), loss: asked.loss(), delay: p99 })
             })?;
             settings.notes.push(format!(
-                "{contender}: {:.0} requests per second without loss{}",
+                "{contender}: sustains {:.0} requests per second{}",
                 found.pps,
                 if found.sender_limited { ", the generator's maximum" } else { "" }
             ));
@@ -216,9 +217,8 @@ impl Bench<'_> {
     fn start(&self, contender: Contender, cpu: Option<usize>) -> Result<Box<dyn RunningReceiver>> {
         let kind = contender.kind;
         let usual = self.options.receiver_options(self.setup, kind, 1, self.size);
-        // Only lanes that sleep delay between batches.
-        let delays = contender.wait == WaitPolicy::Sleep || self.options.rx_coalesce.is_some();
-        let rx_coalesce = if delays { usual.rx_coalesce } else { Duration::ZERO };
+        // Lanes as they are without options: their delay follows the load.
+        let rx_coalesce = self.options.rx_coalesce;
         let options =
             ReceiverOptions { wait: contender.wait, cpus: cpu.into_iter().collect(), rx_coalesce, ..usual };
         self.setup.start(kind, &options).with_context(|| contender.to_string())

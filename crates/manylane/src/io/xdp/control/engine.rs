@@ -2,9 +2,7 @@
 
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
-use std::time::Duration;
 
-use manylane_policy::rx_coalesce;
 use manylane_sys::xsk;
 
 use super::XdpControl;
@@ -72,9 +70,8 @@ impl EngineShared for XdpControl {
         }
     }
 
-    /// Receiving a frame costs so little that a wake-up for each would be most of the work.
-    fn delay_min(&self) -> Duration {
-        rx_coalesce::xdp_delay()
+    fn wakeups_dominate(&self) -> bool {
+        true
     }
 
     fn dropped(&self, lane: LaneId) -> u64 {
