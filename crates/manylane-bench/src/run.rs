@@ -178,8 +178,8 @@ pub(crate) fn run_rounds<C: Display, S>(
     Ok(samples)
 }
 
-/// The requested rate, or else half of the lowest sustained rate of `kinds`, so that any losses have
-/// another reason.
+/// The requested rate, or else half of the lowest sustained rate of `kinds`, so that any losses
+/// have another reason.
 pub(crate) fn safe_rate(
     setup: &mut Setup,
     options: &Options,

@@ -1,9 +1,10 @@
 //! How busy CPUs are, by their idle time in `/proc/stat` (proc_stat(5)).
 //!
 //! Softirqs and other programs count as well: the CPU time of the threads themselves would miss the
-//! kernel's part of the work, which is the larger one near saturation. Windows last 100 ms. The first
-//! thread that notices the end of one reads the file, once for all threads of the process; the others
-//! read the coarse clock only. Without the file, as in a chroot without `/proc`, no load is known.
+//! kernel's part of the work, which is the larger one near saturation. Windows last 100 ms. The
+//! first thread that notices the end of one reads the file, once for all threads of the process;
+//! the others read the coarse clock only. Without the file, as in a chroot without `/proc`, no load
+//! is known.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
@@ -81,8 +82,8 @@ impl Cpu {
     }
 }
 
-/// Calls `each` with the number of each CPU, less than [`CPUS_MAX`], and its idle ticks. None if the
-/// file cannot be read. `read` returns a number of bytes; 0 at the end.
+/// Calls `each` with the number of each CPU, less than [`CPUS_MAX`], and its idle ticks. None if
+/// the file cannot be read. `read` returns a number of bytes; 0 at the end.
 fn read_idle(
     mut read: impl FnMut(&mut [u8]) -> Option<usize>,
     mut each: impl FnMut(usize, u32),

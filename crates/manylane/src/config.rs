@@ -197,10 +197,10 @@ impl Builder {
     /// the batches after a delay show that it saves wake-ups. A datagram right behind another one
     /// may be delayed by this time. Zero turns it off.
     ///
-    /// Default, where lanes share CPUs, and for engine `xdp` with [`WaitPolicy::Sleep`](Self::wait):
-    /// it follows the load of the CPUs that the lane may run on, by `/proc/stat`. Zero while they
-    /// are less than half busy; above three quarters it doubles every 100 ms, up to 500 µs.
-    /// Otherwise zero.
+    /// Default where lanes share CPUs, and for engine `xdp` with
+    /// [`WaitPolicy::Sleep`](Self::wait): it follows the load of the CPUs that the lane may run
+    /// on, by `/proc/stat`. Zero while they are less than half busy; above three quarters it
+    /// doubles every 100 ms, up to 500 µs. Otherwise zero.
     pub fn rx_coalesce(&mut self, delay: Duration) -> &mut Self {
         self.config.rx_coalesce = Some(delay);
         self

@@ -1,7 +1,7 @@
 //! `bench churn`: checks that adding and removing lanes loses no datagrams.
 //!
-//! While traffic runs at half the sustained rate, a lane is added or removed at a fixed interval. In
-//! the end, all sent datagrams must have been delivered.
+//! While traffic runs at half the sustained rate, a lane is added or removed at a fixed interval.
+//! At the end, all sent datagrams must have been delivered.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

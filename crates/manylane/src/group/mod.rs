@@ -47,6 +47,8 @@ pub(crate) struct Shared {
     pub(crate) addr: SocketAddr,
     /// CPUs for lanes, assigned round-robin; empty without pinning.
     cpus: Vec<usize>,
+    /// Number of CPUs that lanes run on.
+    cpu_count: usize,
     pub(crate) engine: Arc<dyn SocketEngine>,
     control: Mutex<Control>,
     /// Signalled when a lane has closed.
@@ -95,6 +97,7 @@ impl Shared {
         config: Config,
         addr: SocketAddr,
         cpus: Vec<usize>,
+        cpu_count: usize,
         steer: Steer,
         engine: Arc<dyn SocketEngine>,
     ) -> Self {
@@ -110,6 +113,7 @@ impl Shared {
             config,
             addr,
             cpus,
+            cpu_count,
             engine,
             control: Mutex::new(control),
             lane_closed: Condvar::new(),
@@ -130,7 +134,7 @@ impl Shared {
     /// Longest delay of a lane in `serve`: see
     /// [`Builder::rx_coalesce`](crate::Builder::rx_coalesce). None: it follows the load.
     pub(crate) fn rx_coalesce(&self) -> Option<Duration> {
-        let shares_cpus = !self.cpus.is_empty() && self.config.lanes > self.cpus.len();
+        let shares_cpus = self.config.lanes > self.cpu_count;
         // A policy that polls asks for low latency, so no delay is added for it.
         let by_engine = self.config.wait == WaitPolicy::Sleep && self.engine.wakeups_dominate();
         let follows_load = shares_cpus || by_engine;

@@ -82,7 +82,7 @@ fn open(mut config: Config) -> Result<Socket> {
         sock::local_addr(first.as_fd()).map_err(|err| Error::system("reading the bound address", err))?;
     let lanes = config.lanes;
     let engine = io::open(&config, addr)?;
-    let shared = Arc::new(Shared::new(config, addr, cpus, steer, engine));
+    let shared = Arc::new(Shared::new(config, addr, cpus, cpu_count, steer, engine));
     let mut socket = Socket { lanes: Vec::with_capacity(lanes), server: Arc::new(Server::default()), shared };
     let first = make_lane(&socket.shared, socket.shared.add_open(first, offloads)?)?;
     socket.lanes.push(first);

@@ -44,7 +44,7 @@ pub(crate) fn lanes_with(
     // The network grants all that is asked for.
     let offloads = Offloads { gro: config.gro, gso: config.gso };
     let addr = config.addr;
-    let shared = Arc::new(Shared::new(config, addr, Vec::new(), steer(), engine.clone()));
+    let shared = Arc::new(Shared::new(config, addr, Vec::new(), count, steer(), engine.clone()));
     let lane = |_| {
         let no_socket = File::open("/dev/null").unwrap().into();
         make_lane(&shared, shared.add_open(no_socket, offloads).unwrap())
@@ -94,7 +94,7 @@ pub(crate) fn loopback_lane(engine: Engine, seed: u64) -> (Lane, Arc<FaultInject
     let (fd, offloads) = kernel_socket::open(&config, &config.addr, PortSharing::Exclusive).unwrap();
     let addr = sock::local_addr(fd.as_fd()).unwrap();
     let injector = FaultInjector::new(io::open(&config, addr).unwrap(), seed, 1);
-    let shared = Arc::new(Shared::new(config, addr, Vec::new(), steer(), injector.clone()));
+    let shared = Arc::new(Shared::new(config, addr, Vec::new(), 1, steer(), injector.clone()));
     let lane = make_lane(&shared, shared.add_open(fd, offloads).unwrap());
     let client = UdpSocket::bind("127.0.0.1:0").unwrap();
     client.connect(addr).unwrap();
