@@ -184,6 +184,15 @@ pub fn supports_gso(fd: BorrowedFd<'_>) -> bool {
     get::<i32>(fd, libc::SOL_UDP, libc::UDP_SEGMENT).is_ok()
 }
 
+/// Whether `UDP_GRO` (Linux 5.0) is on. Whoever turns it on makes the kernel look for joinable
+/// packets until the socket closes.
+///
+/// # Errors
+/// Those of `getsockopt(2)`; `ENOPROTOOPT` where the kernel does not have the option.
+pub fn has_gro(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    Ok(get::<i32>(fd, libc::SOL_UDP, libc::UDP_GRO)? != 0)
+}
+
 /// A buffer of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Buffer {

@@ -144,9 +144,11 @@ impl Builder {
         self
     }
 
-    /// Allows the kernel to deliver several datagrams of one flow as one message (UDP GRO, Linux
-    /// 5.0). Default: on where the kernel supports it, except with steering by `round-robin` and
-    /// `key`, which have to see every datagram.
+    /// Lets the kernel deliver several datagrams of one flow as one message (UDP GRO, Linux 5.0).
+    ///
+    /// Default: each lane turns it on when senders send trains of datagrams, because it costs where
+    /// they do not. With steering by `round-robin` and `key`, which have to see every datagram, it
+    /// is off.
     pub fn gro(&mut self, on: bool) -> &mut Self {
         self.gro = Some(on);
         self
@@ -363,7 +365,7 @@ pub(crate) struct Config {
     pub(crate) datagram_size: usize,
     pub(crate) recv_buffer: Option<usize>,
     pub(crate) send_buffer: Option<usize>,
-    pub(crate) gro: bool,
+    pub(crate) gro: Gro,
     pub(crate) gso: bool,
     pub(crate) ecn: bool,
     pub(crate) timestamps: bool,
@@ -379,6 +381,15 @@ pub(crate) struct Config {
     pub(crate) xdp: XdpOptions,
 }
 
+/// When the kernel socket of a lane has UDP GRO.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Gro {
+    Off,
+    On,
+    /// Once trains of datagrams arrive.
+    ByTraffic,
+}
+
 impl Config {
     fn new(addr: SocketAddr) -> Self {
         Self {
@@ -392,7 +403,7 @@ impl Config {
             datagram_size: DATAGRAM_SIZE_MAX,
             recv_buffer: None,
             send_buffer: None,
-            gro: true,
+            gro: Gro::ByTraffic,
             gso: true,
             ecn: false,
             timestamps: false,

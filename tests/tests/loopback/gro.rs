@@ -2,8 +2,10 @@
 
 use std::time::{Duration, SystemTime};
 
-use manylane::Ecn;
-use manylane_tests::{Client, LaneDriver, map_ip, need_ipv6, on_every_variant, pattern, send_and_wait};
+use manylane::{Builder, Ecn, Engine};
+use manylane_tests::{
+    Client, LaneDriver, map_ip, need_ipv6, need_uring, on_every_variant, pattern, send_and_wait,
+};
 use socket2::SockRef;
 
 /// Segment size, full datagrams, bytes of the last and shorter one.
@@ -21,6 +23,58 @@ const GSO_MESSAGES: [(usize, usize, usize); 12] = [
     (1400, 46, 1),
     (1400, 3, 1399),
 ];
+
+/// A lane of each engine with a kernel socket, by default options.
+fn default_lanes(test: &str) -> impl Iterator<Item = LaneDriver> {
+    let engines = [Some(Engine::Mmsg), need_uring(test).then_some(Engine::Uring)];
+    engines.into_iter().flatten().map(|engine| {
+        let mut builder = Builder::new("127.0.0.1:0").unwrap();
+        LaneDriver::new(builder.engine(engine).lanes(1).open().unwrap())
+    })
+}
+
+/// The switch neither loses nor reorders datagrams.
+#[test]
+fn loopback_trains_turn_on_gro() {
+    for mut driver in default_lanes("loopback_trains_turn_on_gro") {
+        let client = Client::to(driver.addr());
+        let mut trains = 0;
+        let total = |driver: &LaneDriver| driver.handle.counters().total();
+        while total(&driver).gro_messages == 0 {
+            assert!(trains < 1000, "{:?}", total(&driver));
+            // Several, so that some are queued while it is turned on.
+            let sent: Vec<_> = (trains..trains + 2).map(|seed| pattern(seed, 6400)).collect();
+            send_and_wait(|| sent.iter().for_each(|train| client.send_gso(train, 100)));
+            let got = driver.recv_all(2 * 64);
+            let due = sent.iter().flat_map(|train| train.chunks(100));
+            assert!(got.iter().map(|got| &got.payload[..]).eq(due), "after {trains}");
+            trains += 2;
+        }
+        let before = total(&driver);
+        assert_eq!((before.delivered, before.lost()), (64 * trains as u64, 0));
+        // From now on, each is one message.
+        client.send_gso(&pattern(1, 6400), 100);
+        assert_eq!(driver.recv_all(64).len(), 64);
+        let after = total(&driver);
+        assert_eq!((after.gro_messages, after.messages), (before.gro_messages + 1, before.messages + 1));
+        assert!(driver.is_idle());
+    }
+}
+
+#[test]
+fn loopback_without_trains_gro_stays_off() {
+    for mut driver in default_lanes("loopback_without_trains_gro_stays_off") {
+        let client = Client::to(driver.addr());
+        for _ in 0..200 {
+            send_and_wait(|| (0..64).for_each(|size| client.send(&pattern(size, size))));
+            driver.recv_all(64);
+        }
+        client.send_gso(&pattern(1, 6400), 100);
+        driver.recv_all(64);
+        let total = driver.handle.counters().total();
+        assert_eq!((total.delivered, total.messages, total.gro_messages), (201 * 64, 201 * 64, 0));
+    }
+}
 
 on_every_variant! {
     /// A sender that uses GSO: single datagrams are delivered, with exact content and order.

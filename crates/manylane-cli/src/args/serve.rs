@@ -97,7 +97,7 @@ pub(crate) struct EchoArgs {
     pub(crate) batch: usize,
     /// Receive several datagrams as one message (UDP GRO)
     ///
-    /// Default: on, except with steering round-robin and key.
+    /// Default: on once senders send trains of datagrams; off with steering round-robin and key.
     #[arg(long, help_heading = "Datagrams", value_enum)]
     pub(crate) gro: Option<Switch>,
     /// Send several replies to one peer as one message (UDP GSO)

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use manylane_bpf::abi;
 
-use super::{BATCH_MAX, Builder, Config, DATAGRAM_SIZE_MAX, check_range};
+use super::{BATCH_MAX, Builder, Config, DATAGRAM_SIZE_MAX, Gro, check_range};
 use crate::error::{Error, ErrorKind, Result};
 use crate::steer::{Steering, SteeringBackend};
 
@@ -56,8 +56,11 @@ impl Builder {
         }
         range("batch", config.batch, BATCH_MAX)?;
         range("datagram_size", config.datagram_size, DATAGRAM_SIZE_MAX)?;
-        config.gro =
-            self.gro.unwrap_or(!matches!(config.steering, Steering::RoundRobin | Steering::Key { .. }));
+        config.gro = match (self.gro, config.steering) {
+            (Some(true), _) => Gro::On,
+            (Some(false), _) | (None, Steering::RoundRobin | Steering::Key { .. }) => Gro::Off,
+            (None, _) => Gro::ByTraffic,
+        };
         config.wait = config.wait.check()?;
         config.xdp.filter.set_limits(&self.limits)?;
         for (prefix, rule) in &self.rules {
@@ -112,10 +115,11 @@ mod tests {
     #[test]
     fn gro_gives_way_to_policies_that_want_every_datagram() {
         let gro = |steering| builder().steering(steering).check().unwrap().gro;
-        assert!(gro(Steering::Flow));
-        assert!(!gro(Steering::RoundRobin));
-        assert!(!gro(Steering::Key { offset: 0, len: 8 }));
-        assert!(builder().steering(Steering::RoundRobin).gro(true).check().unwrap().gro);
+        assert_eq!(gro(Steering::Flow), Gro::ByTraffic);
+        assert_eq!(gro(Steering::RoundRobin), Gro::Off);
+        assert_eq!(gro(Steering::Key { offset: 0, len: 8 }), Gro::Off);
+        let requested = |on| builder().steering(Steering::RoundRobin).gro(on).check().unwrap().gro;
+        assert_eq!((requested(true), requested(false)), (Gro::On, Gro::Off));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use manylane_sys::errno::{EACCES, EADDRINUSE};
 use manylane_sys::sock::{self, Buffer, Flag};
 
 use super::Capabilities;
-use crate::config::Config;
+use crate::config::{Config, Gro};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lane_shared::Offloads;
 use crate::port_owner;
@@ -61,7 +61,11 @@ pub(crate) fn open(config: &Config, addr: &SocketAddr, join: PortSharing) -> Res
     set_buffer(socket, Buffer::Receive, config.recv_buffer)?;
     set_buffer(socket, Buffer::Send, config.send_buffer)?;
     let offloads = Offloads {
-        gro: config.gro && sock::set_flag(socket, Flag::Gro, true).is_ok(),
+        gro: match config.gro {
+            Gro::Off => false,
+            Gro::On => sock::set_flag(socket, Flag::Gro, true).is_ok(),
+            Gro::ByTraffic => sock::has_gro(socket).is_ok(),
+        },
         gso: config.gso && sock::supports_gso(socket),
     };
     if join == PortSharing::ReusePort {

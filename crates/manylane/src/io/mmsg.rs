@@ -20,12 +20,13 @@ use manylane_sys::mmsg::{RecvOptions, RecvRing, SendOptions, SendRing, Wait};
 use manylane_sys::sock;
 
 use super::batch::{Batch, Origin};
+use super::gro_switch::GroSwitch;
 use super::kernel_socket::needs_ancillary;
 use super::lane_io::LaneIo;
 use super::messages::Messages;
 use super::socket_queue::{LoadWords, RecvMessages, SocketQueue};
 use super::{Capabilities, EngineShared, NewLane, RecvSummary, Replies, Transport};
-use crate::config::Config;
+use crate::config::{Config, Gro};
 use crate::counters::Count;
 use crate::error::{Error, Result};
 use crate::lane_shared::LaneShared;
@@ -91,6 +92,11 @@ impl RecvMessages for MmsgRecv {
         Ok(Messages::Mmsg(&self.ring).parse_ancillary(messages, &mut self.ancillary))
     }
 
+    #[inline]
+    fn messages(&self) -> Messages<'_> {
+        Messages::Mmsg(&self.ring)
+    }
+
     fn held(&self) -> usize {
         0
     }
@@ -100,7 +106,8 @@ impl MmsgIo {
     pub(super) fn new(new: NewLane<'_>) -> Result<Self> {
         let NewLane { config, addr, caps, lane, load } = new;
         let load = load.map(|words| LoadWords::new(words, lane));
-        let queue = SocketQueue::new(Arc::clone(lane), caps.batch, config.drop_policy, load);
+        let gro = GroSwitch::new(caps.gro && config.gro == Gro::ByTraffic);
+        let queue = SocketQueue::new(Arc::clone(lane), caps.batch, config.drop_policy, load, gro);
         let control = needs_ancillary(config, caps, addr);
         // One byte more than the largest datagram, so that only a larger one counts as truncated.
         let options = RecvOptions { batch: caps.batch, buffer: caps.datagram_size, control };

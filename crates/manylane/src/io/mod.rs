@@ -38,6 +38,7 @@ mod engine_shared;
 pub(crate) mod faults;
 mod filter;
 mod frames;
+mod gro_switch;
 pub(crate) mod kernel_socket;
 mod lane_io;
 mod messages;

@@ -28,6 +28,7 @@ use manylane_sys::mmsg::{Message, SendOptions, SendRing, Totals};
 
 pub(crate) use self::network::{Network, Packet, Sent};
 use super::batch::{Batch, Origin};
+use super::gro_switch::GroSwitch;
 use super::lane_io::LaneIo;
 use super::messages::Messages;
 use super::socket_queue::{RecvMessages, SKB_TRUESIZE_MIN, SocketQueue};
@@ -72,7 +73,8 @@ impl SocketEngine for Sim {
             buffers: SimBuffers::default(),
             ancillary: vec![Ancillary::default(); caps.batch].into(),
         };
-        let queue = SocketQueue::new(Arc::clone(lane), caps.batch, config.drop_policy, None);
+        let queue =
+            SocketQueue::new(Arc::clone(lane), caps.batch, config.drop_policy, None, GroSwitch::new(false));
         Ok(Io::Sim(SimIo { queue, recv, send, caps }))
     }
 }
@@ -148,6 +150,10 @@ impl RecvMessages for SimRecv {
         };
         self.buffers.0 = network.queue.drain(..count).map(buffer).collect();
         Ok(Messages::Sim(&self.buffers).parse_ancillary(count, &mut self.ancillary))
+    }
+
+    fn messages(&self) -> Messages<'_> {
+        Messages::Sim(&self.buffers)
     }
 
     fn held(&self) -> usize {

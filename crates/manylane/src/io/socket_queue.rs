@@ -10,6 +10,8 @@ use manylane_sys::map::SharedWords;
 use manylane_sys::sock;
 
 use super::RecvSummary;
+use super::gro_switch::GroSwitch;
+use super::messages::Messages;
 use crate::counters::Count;
 use crate::drop_policy::DropPolicy;
 use crate::error::Error;
@@ -23,6 +25,9 @@ pub(super) const SKB_TRUESIZE_MIN: usize = 512;
 pub(super) trait RecvMessages {
     /// Receives a batch; waits for the first message for at most `wait`, if given.
     fn recv_batch(&mut self, lane: &LaneShared, wait: Option<Duration>) -> io::Result<RecvSummary>;
+
+    /// The buffers of the last batch.
+    fn messages(&self) -> Messages<'_>;
 
     /// Messages that have left the queue and were not returned yet.
     fn held(&self) -> usize;
@@ -42,6 +47,7 @@ pub(super) struct SocketQueue {
     batch: usize,
     drop_policy: DropPolicy,
     load: Option<LoadWords>,
+    gro: GroSwitch,
 }
 
 /// Words in which a lane publishes its load to eBPF (steering `least-loaded` only).
@@ -76,18 +82,20 @@ impl SocketQueue {
         batch: usize,
         drop_policy: DropPolicy,
         load: Option<LoadWords>,
+        gro: GroSwitch,
     ) -> Self {
-        Self { lane, batch, drop_policy, load }
+        Self { lane, batch, drop_policy, load, gro }
     }
 
     /// Receives a batch through `from`.
     #[inline]
     pub(super) fn recv(
-        &self,
+        &mut self,
         from: &mut impl RecvMessages,
         wait: Option<Duration>,
     ) -> io::Result<RecvSummary> {
         let summary = self.recv_recorded(from, wait)?;
+        self.gro.observe(from.messages(), summary.messages, self.lane.fd.as_fd());
         if self.drop_policy == DropPolicy::Head && summary.messages == self.batch {
             return self.drop_stale(from, summary);
         }

@@ -313,6 +313,11 @@ impl RecvMessages for UringRing {
         Ok(Messages::Uring(&self.recv).parse_ancillary(messages, &mut self.ancillary))
     }
 
+    #[inline]
+    fn messages(&self) -> Messages<'_> {
+        Messages::Uring(&self.recv)
+    }
+
     fn held(&self) -> usize {
         self.recv.pending()
     }

@@ -17,7 +17,7 @@ mod server;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use crate::config::{Config, Engine};
+use crate::config::{Config, Engine, Gro};
 use crate::group::Shared;
 use crate::io::{Capabilities, DeviceQueue};
 use crate::lane::Lane;
@@ -88,7 +88,7 @@ impl Socket {
     #[must_use]
     pub fn capabilities(&self) -> Capabilities {
         let config = &self.shared.config;
-        let asked = Capabilities::of(config, Offloads { gro: config.gro, gso: config.gso });
+        let asked = Capabilities::of(config, Offloads { gro: config.gro != Gro::Off, gso: config.gso });
         self.lanes.iter().map(Lane::capabilities).fold(asked, Capabilities::weakest)
     }
 
@@ -121,7 +121,9 @@ mod tests {
     fn loopback_a_refused_capability_is_not_reported() {
         // A thread of its own: the seccomp filter ends with it.
         let test = || {
-            let open = || Builder::new("127.0.0.1:0").unwrap().lanes(1).datagram_size(2048).open().unwrap();
+            let open = || {
+                Builder::new("127.0.0.1:0").unwrap().lanes(1).gro(true).datagram_size(2048).open().unwrap()
+            };
             let mut socket = open();
             let granted = socket.capabilities();
             assert_eq!(socket.lanes[0].capabilities(), granted);

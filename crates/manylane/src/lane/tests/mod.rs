@@ -14,7 +14,7 @@ use std::net::UdpSocket;
 use manylane_sys::{errno, sock};
 
 use super::*;
-use crate::config::{Builder, Engine};
+use crate::config::{Builder, Engine, Gro};
 use crate::counters::{Counters, LaneCounters};
 use crate::group::LaneParts;
 use crate::io::faults::{FaultInjector, Faults};
@@ -42,7 +42,7 @@ pub(crate) fn lanes_with(
     change(&mut builder);
     let config = builder.check().unwrap();
     // The network grants all that is asked for.
-    let offloads = Offloads { gro: config.gro, gso: config.gso };
+    let offloads = Offloads { gro: config.gro != Gro::Off, gso: config.gso };
     let addr = config.addr;
     let shared = Arc::new(Shared::new(config, addr, Vec::new(), count, steer(), engine.clone()));
     let lane = |_| {
