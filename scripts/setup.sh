@@ -53,6 +53,8 @@ for extra in "$@"; do
     need knot-dnsutils test -x /usr/sbin/kxdpgun
     need python3 test -x /usr/bin/python3
     need nodejs test -x /usr/bin/node
+    # Memory accesses of lanes.
+    need valgrind command -v valgrind
     ;;
   vm)
     need qemu-system-x86 command -v qemu-system-x86_64

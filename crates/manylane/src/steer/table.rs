@@ -46,10 +46,12 @@ impl Layout {
         // Take buckets from the lane with the most, until the new lane has its share. Start from
         // the end: lanes that are added one after the other then lie nearly where the kernel's own
         // scaling of the hash would put them.
+        let mut counts = self.bucket_counts();
         for _ in 0..TABLE_SIZE / lanes {
-            let fullest = self.fullest();
-            if let Some(at) = self.buckets.iter().rposition(|owner| *owner == fullest) {
+            let Some((fullest, count)) = counts.iter_mut().max_by_key(|(_, count)| *count) else { break };
+            if let Some(at) = self.buckets.iter().rposition(|owner| owner == fullest) {
                 self.buckets[at] = slot;
+                *count -= 1;
             }
         }
     }
@@ -59,25 +61,19 @@ impl Layout {
         if self.lanes.is_empty() {
             return;
         }
-        for at in 0..self.buckets.len() {
-            if self.buckets[at] == slot {
-                self.buckets[at] = self.emptiest();
+        let mut counts = self.bucket_counts();
+        for owner in self.buckets.iter_mut().filter(|owner| **owner == slot) {
+            if let Some((emptiest, count)) = counts.iter_mut().min_by_key(|(_, count)| *count) {
+                *owner = *emptiest;
+                *count += 1;
             }
         }
     }
 
-    fn bucket_count(&self, slot: Slot) -> usize {
-        self.buckets.iter().filter(|owner| **owner == slot).count()
-    }
-
-    fn fullest(&self) -> Slot {
-        let lanes = self.lanes.iter().map(|(slot, _)| *slot);
-        lanes.max_by_key(|slot| self.bucket_count(*slot)).unwrap_or(0)
-    }
-
-    fn emptiest(&self) -> Slot {
-        let lanes = self.lanes.iter().map(|(slot, _)| *slot);
-        lanes.min_by_key(|slot| self.bucket_count(*slot)).unwrap_or(0)
+    /// The lanes in steering, and the number of buckets of each.
+    fn bucket_counts(&self) -> Vec<(Slot, usize)> {
+        let count = |slot: Slot| self.buckets.iter().filter(|owner| **owner == slot).count();
+        self.lanes.iter().map(|(slot, _)| (*slot, count(*slot))).collect()
     }
 
     /// Number of entries in use.
@@ -146,13 +142,12 @@ mod tests {
         for slot in 0..7 {
             layout.admit(slot, None);
         }
-        for slot in 0..7 {
-            assert!(
-                (TABLE_SIZE / 7..=TABLE_SIZE / 7 + 2).contains(&layout.bucket_count(slot)),
-                "{}",
-                layout.bucket_count(slot)
-            );
-        }
+        let counts = layout.bucket_counts();
+        assert_eq!(counts.len(), 7);
+        assert!(
+            counts.iter().all(|(_, count)| (TABLE_SIZE / 7..=TABLE_SIZE / 7 + 2).contains(count)),
+            "{counts:?}"
+        );
     }
 
     #[test]
@@ -193,7 +188,7 @@ mod tests {
                 }
                 let lanes: Vec<_> = layout.lanes.iter().map(|(lane, _)| *lane).collect();
                 prop_assert!(layout.buckets.iter().all(|owner| lanes.contains(owner)));
-                let shares: Vec<_> = lanes.iter().map(|lane| layout.bucket_count(*lane)).collect();
+                let shares: Vec<_> = layout.bucket_counts().into_iter().map(|(_, count)| count).collect();
                 prop_assert!(shares.iter().max().unwrap() - shares.iter().min().unwrap() <= 1 + lanes.len());
                 for (old, new) in before.iter().zip(&layout.buckets) {
                     prop_assert!(old == new || *old == slot || *new == slot);
