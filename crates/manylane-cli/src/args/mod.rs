@@ -101,7 +101,7 @@ pub(crate) enum Command {
     /// program's, or 125 (Manylane failed), 126 (the program cannot be executed) or 127 (the
     /// program was not found).
     #[command(
-        after_long_help = "Examples:\n  manylane run -- memcached -U 11211 -t 4\n  sudo manylane run --engine xdp --interface eth0 -- setpriv --reuid=nobody --clear-groups ./server"
+        after_long_help = "Examples:\n  manylane run -- memcached -u nobody -t 4 -U 11211\n  sudo manylane run --engine xdp --interface eth0 -- setpriv --reuid=nobody --clear-groups ./server"
     )]
     Run(RunArgs),
     /// Check what limits UDP on this machine, and what to change
