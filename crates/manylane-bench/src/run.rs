@@ -113,6 +113,11 @@ impl Options {
             .collect()
     }
 
+    /// The limits of searches for sustained rates.
+    pub(crate) fn limits(&self) -> Limits {
+        if self.quick { Limits::quick(self.duration) } else { Limits::default() }
+    }
+
     pub(crate) fn settings(&self, setup: &Setup, limits: &Limits) -> BenchSettings {
         let [place, device, sender] = setup.describe();
         BenchSettings {
@@ -140,6 +145,7 @@ impl Options {
             steering: self.steering.to_string(),
             work_nanos: self.synthetic_work.nanos(),
             loss_limit: limits.loss,
+            trial_seconds: limits.trial.as_secs_f64(),
             quick: self.quick,
             notes: Vec::new(),
         }
@@ -189,17 +195,17 @@ pub(crate) fn safe_rate(
     controller: &mut dyn Controller,
 ) -> Result<f64> {
     const SUSTAINED_FRACTION: f64 = 0.5;
-    const TRIAL_TIME: Duration = Duration::from_millis(200);
     if let Some(pps) = options.pps {
         return Ok(pps);
     }
     let mut lowest = f64::INFINITY;
     for &kind in kinds {
         let receiver = options.receiver_options(setup, kind, threads, size);
-        let found = sustained_rate(limits, |pps| {
+        let found = sustained_rate(&limits.below(lowest), |pps| {
             check_stop(controller.stop())?;
             controller.progress(0.0, &format!("searching for the sustained rate: {:.0} k/s", pps / 1e3));
-            let load = Load { pps: Some(pps), duration: TRIAL_TIME, size, flows: options.flows, gso: false };
+            let load =
+                Load { pps: Some(pps), duration: limits.trial, size, flows: options.flows, gso: false };
             let sample = measure(setup, kind, &receiver, &load, 0)?;
             Ok(Trial::of_sample(&sample))
         })?;

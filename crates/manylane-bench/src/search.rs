@@ -25,13 +25,17 @@ pub struct Trial {
 impl Trial {
     /// That of a sample.
     pub(crate) fn of_sample(sample: &Sample) -> Self {
-        let queued = sample.queued_at_end as f64 / sample.offered_pps.max(1.0);
         Self {
             offered_pps: sample.offered_pps,
             loss: sample.loss,
-            delay: Duration::try_from_secs_f64(queued).unwrap_or(Duration::MAX),
+            delay: queue_delay(sample.queued_at_end, sample.offered_pps),
         }
     }
+}
+
+/// Time in which `queued` datagrams arrive at `pps`.
+pub(crate) fn queue_delay(queued: u64, pps: f64) -> Duration {
+    Duration::try_from_secs_f64(queued as f64 / pps.max(1.0)).unwrap_or(Duration::MAX)
 }
 
 /// Limits of the search.
@@ -45,6 +49,9 @@ pub struct Limits {
     pub loss: f64,
     /// Maximum time that datagrams wait.
     pub delay: Duration,
+    /// Length of a trial. In one that is shorter than two seconds, a queue hides what is too much:
+    /// its result is an estimate.
+    pub trial: Duration,
     /// The search ends when pass and failure are this close, as a share of the rate.
     pub precision: f64,
     /// Attempts at a rate, because noise of the machine must not look like a limit of the
@@ -54,12 +61,34 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { start_pps: 50_000.0, max_pps: 20e6, loss: 0.0, delay: DELAY_MAX, precision: 0.03, attempts: 3 }
+        Self {
+            start_pps: 50_000.0,
+            max_pps: 20e6,
+            loss: 0.0,
+            delay: DELAY_MAX,
+            trial: TRIAL_DURATION,
+            precision: 0.03,
+            attempts: 3,
+        }
     }
 }
 
-/// Length of a trial, if there is time for it.
-pub(crate) const TRIAL_DURATION: Duration = Duration::from_secs(2);
+impl Limits {
+    /// The limits of quick runs with samples of `duration`: they estimate.
+    pub(crate) fn quick(duration: Duration) -> Self {
+        Self { trial: duration.min(QUICK_TRIAL_DURATION), precision: 0.1, ..Self::default() }
+    }
+
+    /// These limits for a receiver of which only matters whether it sustains less than `lowest`,
+    /// the result of an earlier search.
+    pub(crate) fn below(self, lowest: f64) -> Self {
+        if lowest.is_finite() { Self { start_pps: lowest, max_pps: lowest, ..self } } else { self }
+    }
+}
+
+/// Length of a trial, and its maximum in quick runs.
+const TRIAL_DURATION: Duration = Duration::from_secs(2);
+const QUICK_TRIAL_DURATION: Duration = Duration::from_millis(500);
 /// Maximum time that datagrams wait at a sustained rate.
 const DELAY_MAX: Duration = Duration::from_millis(5);
 

@@ -48,6 +48,9 @@ pub struct BenchSettings {
     pub work_nanos: u64,
     /// Largest share of datagrams that a sustained rate may lose.
     pub loss_limit: f64,
+    /// Length of a trial of the search for sustained rates, in seconds. Below two, what is found is
+    /// an estimate.
+    pub trial_seconds: f64,
     /// True for a shortened run.
     pub quick: bool,
     /// Notes for a comparison with another run.

@@ -26,7 +26,7 @@ pub fn run(
     interval: Duration,
     controller: &mut dyn Controller,
 ) -> Result<Document<BenchSettings, ChurnRow>> {
-    let limits = Limits { precision: 0.1, ..Limits::default() };
+    let limits = Limits { precision: 0.1, ..options.limits() };
     let mut settings = options.settings(setup, &limits);
     settings.receivers = vec![Kind::LaneMmsg.to_string()];
     settings.notes.extend(oversubscribed_note(setup));

@@ -114,7 +114,7 @@ pub fn run(
     controller: &mut dyn Controller,
 ) -> Result<Document<BenchSettings, FlapRow>> {
     ensure!(setup.hosts().is_some(), "bench flap takes links down, and needs a testbed (root)");
-    let limits = Limits { precision: 0.1, ..Limits::default() };
+    let limits = Limits { precision: 0.1, ..options.limits() };
     let mut settings = options.settings(setup, &limits);
     settings.notes.extend(oversubscribed_note(setup));
     let mut rows = Vec::new();

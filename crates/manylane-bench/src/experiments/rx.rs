@@ -19,7 +19,6 @@ use anyhow::{Result, ensure};
 use crate::receivers::{Kind, Work};
 use crate::sample::{check_stop, measure};
 use crate::schema::{BENCH_ECHO, BENCH_GSO, BENCH_RX, BenchRow, BenchSettings, Document, Sample};
-use crate::search::TRIAL_DURATION;
 use crate::stats::{interleaved, median};
 use crate::{
     Controller, Limits, Load, Options, SearchResult, Setup, Trial, oversubscribed_note, sustained_rate,
@@ -58,7 +57,7 @@ pub fn run(
     options: &Options,
     controller: &mut dyn Controller,
 ) -> Result<Document<BenchSettings, BenchRow>> {
-    let limits = Limits::default();
+    let limits = options.limits();
     let mut settings = options.settings(setup, &limits);
     settings.notes.extend(oversubscribed_note(setup));
     if let (Work::Echo, Some(counter)) = (options.work, setup.count_hook()) {
@@ -137,18 +136,10 @@ impl Bench<'_> {
         configs.iter().filter(move |config| !quick || Some(config.threads) == threads_max)
     }
 
-    fn trial_duration(&self) -> Duration {
-        if self.options.quick {
-            self.options.duration.min(Duration::from_millis(500))
-        } else {
-            TRIAL_DURATION
-        }
-    }
-
     fn plan(&mut self) {
         let configs = self.configs(0);
         let searched = self.searched_configs(&configs).count();
-        let one_size = with_overhead(self.trial_duration()) * (searched * self.trial_count()) as u32
+        let one_size = with_overhead(self.limits.trial) * (searched * self.trial_count()) as u32
             + with_overhead(self.options.duration) * (configs.len() * self.options.rounds + searched) as u32;
         self.planned = one_size * self.options.sizes.len() as u32;
     }
@@ -174,10 +165,11 @@ impl Bench<'_> {
             let threads = searched.first().map_or(0, |config| config.threads);
             settings.notes.push(format!("quick run: sustained rates for {threads} threads only"));
         }
-        let mut limits = self.limits;
         if self.options.quick {
-            limits.precision = 0.1;
+            let trial = self.limits.trial.as_millis();
+            settings.notes.push(format!("quick run: trials of {trial} ms only estimate sustained rates"));
         }
+        let limits = self.limits;
         for config in searched {
             if !found.is_empty() && self.is_overdue(QUICK_SEARCH_TIMEOUT) {
                 let (kind, threads) = (config.kind, config.threads);
@@ -189,7 +181,7 @@ impl Bench<'_> {
             // Start at half of the previous receiver's rate, to save steps.
             let guess = found.values().map(|found| found.pps / 2.0).fold(limits.start_pps, f64::max);
             let from = Limits { start_pps: guess, ..limits };
-            let time = self.trial_duration();
+            let time = limits.trial;
             let planned = with_overhead(time) * TRIALS_EXPECTED as u32;
             let before = self.spent;
             let result = sustained_rate(&from, |pps| {

@@ -13,7 +13,8 @@ pub struct BenchRow {
     /// Common fields.
     #[serde(flatten)]
     pub figures: Metrics,
-    /// Highest sustained rate: see [`search`](crate::search); null when it was not searched for.
+    /// Highest sustained rate: see [`search`](crate::search); null when it was not searched for. An
+    /// estimate in quick runs.
     pub sustained_pps: Option<f64>,
     /// True if the sender limited that rate: the receiver can handle at least this.
     pub sender_limited: Option<bool>,
@@ -123,7 +124,7 @@ impl Figures for BenchRow {
             ),
             by_threads.bars(
                 "Sustained rate, and goodput at twice that rate",
-                "Bars: for two seconds nothing lost, and a queue of at most 5 ms. Dark line: at twice that rate. Higher is better.",
+                "Bars: nothing lost, and a queue of at most 5 ms, for two seconds (in quick runs less). Dark line: at twice that rate. Higher is better.",
                 &format!("{unit}s per second"),
                 |row| (row.sustained_pps, row.goodput_at_double_pps),
             ),

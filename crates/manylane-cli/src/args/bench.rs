@@ -101,7 +101,7 @@ pub(crate) struct RxArgs {
     pub(crate) work: u64,
     /// Finish within 40 seconds: shorter samples, fewer sustained rates
     ///
-    /// The sustained rate is measured for the highest number of threads only.
+    /// Sustained rates are estimated by short trials, for the highest number of threads only.
     #[arg(long)]
     pub(crate) quick: bool,
     /// Number of testbed links that carry the traffic, each with its own address

@@ -14,7 +14,8 @@ use super::plan::{FloodTestbed, PAYLOAD_SIZE, Plan, REQUEST_COST, SenderLoad, Va
 use super::server::{SenderThread, Server, ServerConfig, ServerStats};
 use crate::sample::CpuBusyTimer;
 use crate::schema::{FloodClients, FloodSample};
-use crate::{Limits, Options, Trial, check_stop, sustained_rate};
+use crate::search::{Limits, Trial, queue_delay, sustained_rate};
+use crate::{Options, check_stop};
 
 /// Total rate of the regular clients' requests.
 pub(super) const REQUESTS_PER_SEC: f64 = 1000.0;
@@ -22,8 +23,6 @@ pub(super) const REQUESTS_PER_SEC: f64 = 1000.0;
 const CLIENTS: usize = 4;
 /// Timeout of replies after the last request.
 const REPLY_TIMEOUT: Duration = Duration::from_millis(500);
-/// Length of a trial of the search.
-const TRIAL_TIME: Duration = Duration::from_millis(300);
 
 pub(super) const VARIANTS: [Variant; 3] = [
     Variant { name: "no-flood", engine: Engine::Xdp, limit: false, sender_load: SenderLoad::Idle },
@@ -39,19 +38,25 @@ pub(super) fn add_client_address(bed: &FloodTestbed) -> Result<Ipv4Addr> {
     Ok(other)
 }
 
-/// The highest rate at which the server loses nothing.
-pub(super) fn server_sustained_rate(bed: &FloodTestbed, go_on: &dyn Fn() -> Result<()>) -> Result<f64> {
-    let limits = Limits { start_pps: 20_000.0, max_pps: 1e6, precision: 0.1, ..Limits::default() };
+/// The server's sustained rate.
+pub(super) fn server_sustained_rate(
+    bed: &FloodTestbed,
+    limits: &Limits,
+    go_on: &dyn Fn() -> Result<()>,
+) -> Result<f64> {
+    let limits = Limits { start_pps: 20_000.0, max_pps: 1e6, precision: 0.1, ..*limits };
     let found = sustained_rate(&limits, |pps| {
         go_on()?;
         let server = Server::start(&bed.to, bed.server_config(Engine::Xdp, None))?;
         let traffic = Traffic { pps: Some(pps), ..Traffic::new(server.addr, PAYLOAD_SIZE) };
         let mut sender = LiveSender::new(&bed.from, &bed.to, 0, &traffic)?;
-        let sent = sender.pin(bed.sender_cpu).send(Until::Duration(TRIAL_TIME))?;
+        let sent = sender.pin(bed.sender_cpu).send(Until::Duration(limits.trial))?;
+        let at_end = server.snapshot().delivered;
+        // The server drains its queue before it stops.
         let delivered = server.stop()?.delivered.min(sent.datagrams);
         let loss = 1.0 - delivered as f64 / sent.datagrams.max(1) as f64;
-        // Not known: the server drains its queue before it stops.
-        Ok(Trial { offered_pps: sent.pps(), loss, delay: Duration::ZERO })
+        let delay = queue_delay(delivered.saturating_sub(at_end), sent.pps());
+        Ok(Trial { offered_pps: sent.pps(), loss, delay })
     })?;
     ensure!(
         found.pps > 0.0,

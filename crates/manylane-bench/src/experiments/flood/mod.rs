@@ -46,7 +46,8 @@ pub fn run(
         cpus.context("bench flood needs two CPUs: one for the flood, another one for the lane")?;
     ensure!(setup.device_names().len() == LINKS, "bench flood needs a testbed of {LINKS} links");
     let bed = FloodTestbed { from: from.clone(), to: to.clone(), lane_cpu, sender_cpu, batch: options.batch };
-    let mut settings = options.settings(setup, &Limits::default());
+    let limits = options.limits();
+    let mut settings = options.settings(setup, &limits);
     settings.receivers = vec!["lane/xdp".into(), "lane/mmsg".into()];
     // Lanes and rings are as they are by default.
     settings.receiver_cpus = vec![lane_cpu];
@@ -55,7 +56,7 @@ pub fn run(
     for &part in &plan.parts {
         let notes = &mut settings.notes;
         rows.extend(
-            run_part(part, &bed, (options, plan), notes, controller)
+            run_part(part, &bed, (options, plan, &limits), notes, controller)
                 .with_context(|| format!("part {part}"))?,
         );
     }
@@ -66,7 +67,7 @@ pub fn run(
 fn run_part(
     part: Part,
     bed: &FloodTestbed,
-    (options, plan): (&Options, &Plan),
+    (options, plan, limits): (&Options, &Plan, &Limits),
     notes: &mut Vec<String>,
     controller: &mut dyn Controller,
 ) -> Result<Vec<FloodRow>> {
@@ -79,7 +80,7 @@ fn run_part(
                 None => {
                     controller.progress(0.0, "clients: searching for the sustained rate");
                     let sustained_rate =
-                        clients::server_sustained_rate(bed, &|| check_stop(controller.stop()))?;
+                        clients::server_sustained_rate(bed, limits, &|| check_stop(controller.stop()))?;
                     notes.push(format!("sustained rate of the server: {sustained_rate:.0} per second"));
                     FLOOD_RATE_FACTOR * sustained_rate
                 }

@@ -32,8 +32,6 @@ const RATE_FRACTIONS: [f64; 3] = [0.1, 0.4, 0.8];
 const MODERATE_PPS: f64 = 20_000.0;
 /// Warm-up ping-pong, in which next hops are resolved and lanes adapt to the intervals.
 const WARM_UP_TIME: Duration = Duration::from_millis(20);
-/// Length of a trial of the search.
-const TRIAL_TIME: Duration = Duration::from_millis(100);
 
 /// A receiver with its wait policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,7 +138,7 @@ pub fn run(
     plan: &Plan,
     controller: &mut dyn Controller,
 ) -> Result<Document<BenchSettings, RttRow>> {
-    let limits = Limits { start_pps: MODERATE_PPS, max_pps: 1e6, precision: 0.1, ..Limits::default() };
+    let limits = Limits { start_pps: MODERATE_PPS, max_pps: 1e6, precision: 0.1, ..options.limits() };
     let mut settings = options.settings(setup, &limits);
     let options = &Options { work: Work::Echo, ..options.clone() };
     settings.receivers = plan.contenders.iter().map(ToString::to_string).collect();
@@ -172,39 +170,40 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Shares of the highest rate that all contenders answer without loss, from this generator.
+    /// Shares of the highest rate that all contenders sustain, with this generator.
     fn find_rates(
         &self,
         limits: &Limits,
         settings: &mut BenchSettings,
         controller: &mut dyn Controller,
     ) -> Result<Vec<f64>> {
-        let mut lowest = f64::INFINITY;
+        let (mut lowest, mut slowest) = (f64::INFINITY, None);
         for &contender in &self.plan.contenders {
             let cpus = CpuLayout::SeparateCpus.cpus(self.setup);
             let running = self.start(contender, cpus.server)?;
             let mut generator = Generator::open(self.setup, running.addr(), self.size)?;
             let stop = controller.stop();
-            let found = sustained_rate(limits, |pps| {
+            let found = sustained_rate(&limits.below(lowest), |pps| {
                 check_stop(stop)?;
                 let asked = generator.run_pinned(cpus, |generator| {
-                    generator.open_loop(pps, Arrivals::Even, TRIAL_TIME, stop)
+                    generator.open_loop(pps, Arrivals::Even, limits.trial, stop)
                 })?;
                 let p99 = Duration::from_nanos(asked.latency.value_at_quantile(0.99));
                 Ok(Trial { offered_pps: asked.offered_pps(), loss: asked.loss(), delay: p99 })
             })?;
-            settings.notes.push(format!(
-                "{contender}: sustains {:.0} requests per second{}",
-                found.pps,
-                if found.sender_limited { ", the generator's maximum" } else { "" }
-            ));
             controller.progress(0.0, &format!("{contender}: {:.0} k/s", found.pps / 1e3));
-            lowest = lowest.min(found.pps);
+            if found.pps < lowest {
+                (lowest, slowest) = (found.pps, Some((contender, found.sender_limited)));
+            }
         }
         ensure!(
             lowest > 0.0 && lowest.is_finite(),
             "requests are lost at every rate: wait until the machine is idle, or set --rate"
         );
+        if let Some((contender, sender_limited)) = slowest {
+            let limit = if sender_limited { "the generator's maximum".into() } else { contender.to_string() };
+            settings.notes.push(format!("all sustain {lowest:.0} requests per second (limit: {limit})"));
+        }
         let mut rates: Vec<f64> =
             RATE_FRACTIONS.iter().map(|share| (lowest * share / 1e3).round() * 1e3).collect();
         rates.push(MODERATE_PPS);
