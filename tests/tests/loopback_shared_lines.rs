@@ -13,7 +13,6 @@ use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::mpsc;
 use std::{env, thread};
 
 use manylane::{Builder, Engine, Lane, Steering, SteeringBackend};
@@ -32,6 +31,8 @@ const DATAGRAMS: usize = 4 * BATCH;
 /// Lanes and peers. Few, because a trace takes long.
 const SIZES: [(usize, usize); 2] = [(2, 8), (4, 64)];
 const ENGINES: [Engine; 2] = [Engine::Mmsg, Engine::Uring];
+/// Bytes by which stacks differ.
+const STACK_STEP: usize = 128 << 10;
 /// Bytes of a cache line.
 const LINE: u64 = 64;
 
@@ -156,16 +157,12 @@ fn trace(engine: Engine, lanes: usize, peers: usize, marks: &'static [Mark]) {
     send_and_wait(|| {
         (0..DATAGRAMS * lanes).for_each(|number| clients[number % peers].send(b"some request"));
     });
-    // All threads exist before the first one ends, so that none gets the stack of another. Each has
-    // ended before the next one begins.
-    let start = |lane: Lane| {
-        let (order, orders) = mpsc::channel();
-        (order, thread::spawn(move || orders.recv().map(|mark| answer_batches(lane, mark)).unwrap()))
-    };
-    let lanes: Vec<_> = socket.into_lanes().into_iter().map(start).collect();
-    for (number, (order, thread)) in lanes.into_iter().enumerate() {
-        order.send(marks.get(number)).unwrap();
-        // It stays open.
+    // Only one thread runs during a phase, because the trace does not tell threads apart. Each gets
+    // a larger stack than those before it, and so never one that another has left.
+    for (number, lane) in socket.into_lanes().into_iter().enumerate() {
+        let builder = thread::Builder::new().stack_size((16 + number) * STACK_STEP);
+        let thread = builder.spawn(move || answer_batches(lane, marks.get(number))).unwrap();
+        // The lane stays open.
         std::mem::forget(thread.join().unwrap());
     }
 }

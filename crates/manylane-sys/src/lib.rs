@@ -19,6 +19,7 @@
 //! | [`fd`] | duplicates of descriptors, files in an open folder, locks on files |
 //! | [`epoll`] | readiness of many sockets |
 //! | [`map`] | mappings, and words shared with eBPF programs or other processes |
+//! | [`padded`] | slices on cache lines of their own |
 //! | [`netlink`] | requests to the kernel by netlink, its replies and its events |
 //! | [`netns`] | network namespaces and their devices |
 //! | [`tick`] | sleeping to a common beat, milliseconds without a system call, timer slack |
@@ -58,6 +59,7 @@ pub mod netns;
 pub mod numa;
 #[cfg(any(test, feature = "bench"))]
 pub mod packet;
+pub mod padded;
 pub mod process;
 #[cfg(any(test, feature = "bench"))]
 pub mod recvfrom;

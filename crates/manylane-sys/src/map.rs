@@ -6,6 +6,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::padded::padding;
+
 /// The access that most mappings have.
 pub(crate) const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 /// Minimum size of a mapping that requests huge pages: one of them.
@@ -119,7 +121,8 @@ impl Drop for Mapping {
     }
 }
 
-/// A slice at a fixed address whose elements the kernel reads and writes through raw pointers.
+/// A slice at a fixed address whose elements the kernel reads and writes through raw pointers, on
+/// cache lines of its own.
 ///
 /// A `Box<[T]>` would assert on every move that no other pointers into it exist, but the message
 /// headers are such.
@@ -134,8 +137,11 @@ unsafe impl<T: Send> Send for PinnedSlice<T> {}
 
 impl<T: Copy + 'static> PinnedSlice<T> {
     pub(crate) fn new(value: T, len: usize) -> Self {
-        let slice: &'static mut [T] = Box::leak(vec![value; len].into_boxed_slice());
-        Self { base: NonNull::from(slice).cast(), len }
+        let pad = padding::<T>();
+        let padded: &'static mut [T] = Box::leak(vec![value; len + 2 * pad].into_boxed_slice());
+        // SAFETY: within the slice, which has `pad` elements in front of the others.
+        let base = unsafe { NonNull::from(padded).cast::<T>().add(pad) };
+        Self { base, len }
     }
 
     /// Address of element `index`.
@@ -152,9 +158,12 @@ impl<T: Copy + 'static> PinnedSlice<T> {
 
 impl<T> Drop for PinnedSlice<T> {
     fn drop(&mut self) {
-        let slice = ptr::slice_from_raw_parts_mut(self.base.as_ptr(), self.len);
-        // SAFETY: this is the box leaked in `new`, with its length, and it is dropped once.
-        drop(unsafe { Box::from_raw(slice) });
+        let pad = padding::<T>();
+        // SAFETY: this is the box leaked in `new`, with its length, and it is dropped once. The
+        // elements begin behind the padding.
+        drop(unsafe {
+            Box::from_raw(ptr::slice_from_raw_parts_mut(self.base.as_ptr().sub(pad), self.len + 2 * pad))
+        });
     }
 }
 

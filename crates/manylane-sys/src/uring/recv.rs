@@ -30,6 +30,7 @@ use crate::addr::SockAddr;
 use crate::control;
 use crate::map::PinnedSlice;
 use crate::mmsg::{Message, Totals};
+use crate::padded::PaddedSlice;
 use crate::sock;
 
 /// `user_data` of the entries, to distinguish their completions.
@@ -97,7 +98,7 @@ pub struct UringRecv {
     options: UringOptions,
     current: RegisteredRing,
     /// The batch: the first `filled` of these.
-    batch: Box<[Completion]>,
+    batch: PaddedSlice<Completion>,
     filled: usize,
     /// Totals over the messages of the batch.
     totals: Totals,
@@ -212,7 +213,7 @@ impl UringRecv {
         Ok(Self {
             options,
             current: RegisteredRing::new(&options)?,
-            batch: vec![Completion::default(); options.batch].into_boxed_slice(),
+            batch: PaddedSlice::new(Completion::default(), options.batch),
             filled: 0,
             totals: Totals::default(),
             header: PinnedSlice::new(header, 1),

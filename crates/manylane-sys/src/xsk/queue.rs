@@ -18,6 +18,7 @@ use super::send::{Payloads, Sender};
 use super::socket::{Maps, MemberRings, Socket};
 use super::tx_queue::TxQueue;
 use super::wakeup::RingWakeup;
+use crate::padded::PaddedSlice;
 
 /// Receives that an idle member may skip before it makes a full pass.
 const IDLE_SKIPS_MAX: u32 = 64;
@@ -47,7 +48,7 @@ pub struct Queue<W: RingWakeup = Socket> {
     /// See [`Payloads`].
     headers_written: Cell<usize>,
     /// The packets of a batch; the first `len` are in use.
-    batch: Box<[Packet]>,
+    batch: PaddedSlice<Packet>,
     len: usize,
     linearizer: Linearizer,
     // Dropped in this order: the descriptor, the maps of the rings, with which the socket closes,
@@ -77,7 +78,7 @@ impl<W: RingWakeup> Queue<W> {
             idle_skips: 0,
             has_payloads: true,
             headers_written: Cell::new(0),
-            batch: vec![Packet::NONE; options.batch].into(),
+            batch: PaddedSlice::new(Packet::NONE, options.batch),
             len: 0,
             linearizer,
             wakeup,

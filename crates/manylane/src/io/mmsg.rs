@@ -17,6 +17,7 @@ use std::time::Duration;
 use manylane_sys::busy_poll;
 use manylane_sys::control::Ancillary;
 use manylane_sys::mmsg::{RecvOptions, RecvRing, SendOptions, SendRing, Wait};
+use manylane_sys::padded::PaddedSlice;
 use manylane_sys::sock;
 
 use super::batch::{Batch, Origin};
@@ -59,7 +60,7 @@ struct MmsgRecv {
     ring: RecvRing,
     /// Ancillary data of each message of the last batch; stale for messages without control
     /// messages.
-    ancillary: Box<[Ancillary]>,
+    ancillary: PaddedSlice<Ancillary>,
     /// The current receive timeout of the socket.
     timeout: Option<Duration>,
 }
@@ -113,7 +114,7 @@ impl MmsgIo {
         let options = RecvOptions { batch: caps.batch, buffer: caps.datagram_size, control };
         let memory = |err| Error::system("allocating buffers of a lane", err);
         let ring = RecvRing::new(options).map_err(memory)?;
-        let ancillary = vec![Ancillary::default(); if control { caps.batch } else { 0 }].into();
+        let ancillary = PaddedSlice::new(Ancillary::default(), if control { caps.batch } else { 0 });
         let send = SendRing::new(SendOptions { batch: caps.batch, gso: caps.gso }).map_err(memory)?;
         Ok(Self { queue, recv: MmsgRecv { ring, ancillary, timeout: None }, send, caps })
     }
@@ -189,7 +190,7 @@ mod tests {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let lane = LaneShared::of_socket(&socket);
         let ring = RecvRing::new(RecvOptions { batch: 1, buffer: 64, control: false }).unwrap();
-        let mut recv = MmsgRecv { ring, ancillary: Box::default(), timeout: None };
+        let mut recv = MmsgRecv { ring, ancillary: PaddedSlice::default(), timeout: None };
         // Whole ticks of every kernel's clock.
         for (wait, set) in [(Some(400), 400), (None, 400), (Some(500), 400), (Some(300), 300)] {
             // The receive does not wait, because this datagram is queued.

@@ -60,6 +60,7 @@ use std::{fs, io, thread};
 use manylane_sys::control::Ancillary;
 use manylane_sys::epoll::Epoll;
 use manylane_sys::errno::EPERM;
+use manylane_sys::padded::PaddedSlice;
 use manylane_sys::uring::{UringOptions, UringRecv};
 
 use super::batch::{Batch, Origin};
@@ -113,7 +114,7 @@ struct UringRing {
     recv: UringRecv,
     /// Ancillary data of each message of the last batch; stale for messages without control
     /// messages.
-    ancillary: Box<[Ancillary]>,
+    ancillary: PaddedSlice<Ancillary>,
     /// The last batch is in this ring.
     is_current: bool,
     /// Readable while the socket or the ring has messages. Its members are added when it is first
@@ -334,7 +335,7 @@ impl UringRing {
         }
         let watch =
             Epoll::new(2).map_err(|err| Error::system("creating an epoll instance for a lane", err))?;
-        let ancillary = vec![Ancillary::default(); if control { config.batch } else { 0 }].into_boxed_slice();
+        let ancillary = PaddedSlice::new(Ancillary::default(), if control { config.batch } else { 0 });
         let is_watched = AtomicBool::new(false);
         Ok(Self {
             recv,
@@ -422,7 +423,7 @@ mod tests {
         let options = UringOptions { batch: 16, buffer: 64, buffers: 1, control: false, sqarray: false };
         let mut ring = UringRing {
             recv: UringRecv::new(options).unwrap(),
-            ancillary: Box::default(),
+            ancillary: PaddedSlice::default(),
             is_current: false,
             epoll: Epoll::new(2).unwrap(),
             is_registered: AtomicBool::new(false),

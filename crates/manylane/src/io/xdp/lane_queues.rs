@@ -32,6 +32,7 @@ use std::time::Duration;
 
 use manylane_sys::busy_poll;
 use manylane_sys::epoll::Epoll;
+use manylane_sys::padded::PaddedSlice;
 use manylane_wire::datagram::Datagram;
 
 use super::control::XdpControl;
@@ -68,7 +69,7 @@ pub(super) struct LaneQueues {
     round_robin: RoundRobin,
     /// Parsed headers of the packets without an rx hint, at the index of each. Shared by all
     /// queues.
-    parsed: Box<[Datagram]>,
+    parsed: PaddedSlice<Datagram>,
     /// Frames in the receive rings after the last batch, and their entries.
     backlog: (u32, u32),
     /// The queue of the last batch; none if it came from the companion.
@@ -105,7 +106,7 @@ impl LaneQueues {
             queues: Vec::new(),
             is_closing: false,
             round_robin: RoundRobin::default(),
-            parsed: vec![Datagram::default(); control.batch].into(),
+            parsed: PaddedSlice::new(Datagram::default(), control.batch),
             backlog: (0, 0),
             current: None,
             batches_since_kernel: 0,
