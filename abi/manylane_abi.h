@@ -68,11 +68,21 @@ struct ml_port {
 	__u16 pad;
 };
 
+/*
+ * A Bloom filter of our own addresses: its words, and the factor of its hash,
+ * the upper byte of the product with the exclusive or of an address's words.
+ */
+#define ML_LOCAL_WORDS 4
+#define ML_LOCAL_FACTOR 0x9e3779b1U
+
 /* The device of an XDP program. */
 struct ml_device {
 	__u8 mac[6];
 	__u16 pad;
 	__u32 longest; /* bytes of the longest frame that an XSK takes */
+	__u32 pad2;
+	/* The Bloom filter of our own addresses. */
+	__u64 locals[ML_LOCAL_WORDS];
 };
 
 /* Limits that one socket may have at a time. */
@@ -186,8 +196,9 @@ ML_ASSERT(sizeof(struct ml_load) == 128);
 ML_ASSERT(offsetof(struct ml_load, received) == 64);
 ML_ASSERT(sizeof(struct ml_port) == 20);
 ML_ASSERT(offsetof(struct ml_port, port) == 16);
-ML_ASSERT(sizeof(struct ml_device) == 12);
+ML_ASSERT(sizeof(struct ml_device) == 48);
 ML_ASSERT(offsetof(struct ml_device, longest) == 8);
+ML_ASSERT(offsetof(struct ml_device, locals) == 16);
 ML_ASSERT(sizeof(struct ml_limit) == 48);
 ML_ASSERT(offsetof(struct ml_limit, mask) == 16);
 ML_ASSERT(sizeof(struct ml_filter) == 8 + 48 * ML_LIMITS_MAX);

@@ -47,9 +47,46 @@ pub const SOCKETS_MAX: u32 = 16;
 pub type PortKey = [u8; 20];
 /// An address (`struct ml_addr`); IPv4 is mapped.
 pub type AddrKey = [u8; 16];
-/// The device of an XDP program (`struct ml_device`), as bytes: hardware address, zeroes, length of
-/// the longest frame that an XSK receives.
-pub type DeviceBytes = [u8; 12];
+/// Words of the Bloom filter of a device.
+const LOCAL_WORDS: usize = 4;
+/// Factor of its hash.
+const LOCAL_FACTOR: u32 = 0x9e37_79b1;
+
+/// The device of an XDP program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Device {
+    /// Hardware address.
+    pub mac: [u8; 6],
+    /// Bytes of the longest frame that an XSK receives.
+    pub longest: u32,
+    /// A Bloom filter of the addresses in `ml_locals`.
+    pub locals: [u64; LOCAL_WORDS],
+}
+
+/// A [`Device`] as the value of a map (`struct ml_device`).
+pub type DeviceWords = [u64; 2 + LOCAL_WORDS];
+
+impl Device {
+    /// Adds an address to the Bloom filter.
+    pub fn add_local(&mut self, address: &AddrKey) {
+        let words = address.as_chunks().0.iter().map(|word| u32::from_ne_bytes(*word));
+        let bit = words.fold(0, |all, word| all ^ word).wrapping_mul(LOCAL_FACTOR) >> 24;
+        self.locals[bit as usize / 64] |= 1 << (bit % 64);
+    }
+
+    /// The value for the map.
+    #[must_use]
+    pub fn to_words(&self) -> DeviceWords {
+        let ([a, b, c, d, e, f], [g, h, i, j]) = (self.mac, self.longest.to_ne_bytes());
+        let head = [[a, b, c, d, e, f, 0, 0], [g, h, i, j, 0, 0, 0, 0]].map(u64::from_ne_bytes);
+        let mut words = [0; size_of::<DeviceWords>() / 8];
+        words[..2].copy_from_slice(&head);
+        words[2..].copy_from_slice(&self.locals);
+        words
+    }
+}
+
+const _: () = assert!(size_of::<DeviceWords>() == 48);
 
 /// Maximum number of limits of a socket.
 pub const LIMITS_MAX: usize = 2;
@@ -153,3 +190,24 @@ pub const XDP_COUNTS: [(&str, &str); 12] = [
     ("denied", "Dropped by the filter: from a denied prefix."),
     ("limited", "Dropped by the filter: over a limit."),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_written_as_the_program_reads_it() {
+        let mut device = Device { mac: [1, 2, 3, 4, 5, 6], longest: 0x0102_0304, ..Device::default() };
+        let mut address: AddrKey = [0; 16];
+        device.add_local(&address);
+        assert_eq!(device.locals, [1, 0, 0, 0]);
+        // The product is 0x9e3779b1, of which the upper byte is 158.
+        address[..4].copy_from_slice(&1_u32.to_ne_bytes());
+        device.add_local(&address);
+        assert_eq!(device.locals, [1, 0, 1 << (158 - 128), 0]);
+        let bytes = device.to_words().map(u64::to_ne_bytes).concat();
+        assert_eq!(bytes[..8], [1, 2, 3, 4, 5, 6, 0, 0]);
+        assert_eq!(bytes[8..12], 0x0102_0304_u32.to_ne_bytes());
+        assert_eq!(bytes[16..24], 1_u64.to_ne_bytes());
+    }
+}

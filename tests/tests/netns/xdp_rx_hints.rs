@@ -41,12 +41,10 @@ impl AttachedProgram {
         take.load().unwrap();
         take.attach_to_if_index(index, XdpMode::Driver).unwrap();
         let socket = RawXsk::open(index, 0, RING_FRAMES, false).unwrap();
-        let mut about: Array<_, abi::DeviceBytes> =
+        let mut described: Array<_, abi::DeviceWords> =
             program.take_map("ml_device").unwrap().try_into().unwrap();
-        let mut words = [0; size_of::<abi::DeviceBytes>()];
-        words[..6].copy_from_slice(&host.mac(0));
-        words[8..].copy_from_slice(&1800_u32.to_ne_bytes());
-        about.set(0, words, 0).unwrap();
+        let device = abi::Device { mac: host.mac(0), longest: 1800, ..abi::Device::default() };
+        described.set(0, device.to_words(), 0).unwrap();
         let mut ports: HashMap<_, abi::PortKey, u32> =
             program.take_map("ml_ports").unwrap().try_into().unwrap();
         for ip in [host.ip(0, false), host.ip(0, true)] {
@@ -66,7 +64,7 @@ impl AttachedProgram {
         let mut queues: XskMap<_> = program.take_map("ml_xsks").unwrap().try_into().unwrap();
         queues.set(0, socket.as_fd().as_raw_fd(), 0).unwrap();
         let maps: Vec<Box<dyn Any + Send>> =
-            vec![Box::new(about), Box::new(ports), Box::new(tags), Box::new(queues)];
+            vec![Box::new(described), Box::new(ports), Box::new(tags), Box::new(queues)];
         Self { _program: program, _maps: maps, socket }
     }
 

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, XskMap};
+use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, XskMap};
 use aya::{Ebpf, EbpfLoader};
 use manylane_bpf::abi;
 use manylane_sys::device as sys;
@@ -71,8 +71,9 @@ pub(crate) struct Device {
 struct DeviceMaps {
     /// Owns the program and, with it, the link; none once it is detached.
     program: Option<Ebpf>,
-    device: Array<MapData, abi::DeviceBytes>,
-    words: abi::DeviceBytes,
+    device: Array<MapData, abi::DeviceWords>,
+    /// What it was last set to.
+    described: abi::Device,
     xsks: XskMap<MapData>,
     ports: HashMap<MapData, abi::PortKey, u32>,
     locals: HashMap<MapData, abi::AddrKey, u32>,
@@ -83,6 +84,23 @@ struct DeviceMaps {
 }
 
 impl DeviceMaps {
+    /// Describes the device to the program.
+    fn describe(&mut self, device: abi::Device) -> std::result::Result<(), MapError> {
+        self.device.set(0, device.to_words(), 0)?;
+        self.described = device;
+        Ok(())
+    }
+
+    /// Sets the Bloom filter of our own addresses.
+    fn set_local_filter<'k>(
+        &mut self,
+        addresses: impl Iterator<Item = &'k abi::AddrKey>,
+    ) -> std::result::Result<(), MapError> {
+        let mut device = abi::Device { locals: Default::default(), ..self.described };
+        addresses.for_each(|key| device.add_local(key));
+        if device == self.described { Ok(()) } else { self.describe(device) }
+    }
+
     /// Removes all VLANs of a socket.
     fn remove_vlans(&mut self, socket: SocketIndex) {
         let vlans: Vec<(u32, u32)> = self.vlans.iter().filter_map(std::result::Result::ok).collect();
@@ -124,20 +142,18 @@ impl Device {
             program.take_map(map).ok_or_else(missing)
         };
         let wrong = |err| bpf_error(&name, "unexpected type of an eBPF map for XDP", err);
-        let about: Array<_, abi::DeviceBytes> = Array::try_from(map("ml_device")?).map_err(wrong)?;
+        let about: Array<_, abi::DeviceWords> = Array::try_from(map("ml_device")?).map_err(wrong)?;
         let xsks = XskMap::try_from(map("ml_xsks")?).map_err(wrong)?;
         let ports = HashMap::try_from(map("ml_ports")?).map_err(wrong)?;
         let locals = HashMap::try_from(map("ml_locals")?).map_err(wrong)?;
         let vlans = HashMap::try_from(map("ml_vlans")?).map_err(wrong)?;
         let counts = PerCpuArray::try_from(map("ml_xdp_counts")?).map_err(wrong)?;
         let guards = FilterMaps::new(&name, map, wrong)?;
-        let mut words = [0; size_of::<abi::DeviceBytes>()];
-        words[..6].copy_from_slice(&mac);
-        words[8..].copy_from_slice(&longest.to_ne_bytes());
+        let described = abi::Device { mac, longest, ..abi::Device::default() };
         let mut maps = DeviceMaps {
             program: Some(program),
             device: about,
-            words,
+            described,
             xsks,
             ports,
             locals,
@@ -145,7 +161,7 @@ impl Device {
             counts,
             sockets: [false; abi::SOCKETS_MAX as usize],
         };
-        maps.device.set(0, words, 0).map_err(wrong)?;
+        maps.describe(described).map_err(wrong)?;
         if queues < now.receive {
             log::warn!(
                 "engine xdp: {name} has {} receive queues, but only {queues} send queues. The kernel uses the other receive queues ('ethtool -L'; for virtio_net see docs/xdp.md)",
@@ -219,10 +235,9 @@ impl Device {
     /// Sets the longest frame that its XSKs accept.
     pub(crate) fn set_frame_len_max(&self, longest: u32) {
         let mut maps = self.maps();
-        maps.words[8..].copy_from_slice(&longest.to_ne_bytes());
-        let words = maps.words;
+        let described = abi::Device { longest, ..maps.described };
         // Fails only without memory; the kernel then gets longer frames.
-        _ = maps.device.set(0, words, 0);
+        _ = maps.describe(described);
     }
 
     /// Its MAC address at the last refresh.
@@ -291,12 +306,11 @@ impl Device {
         // After an error, the next refresh reads it.
         _ = self.vlan_stripping_warning();
         let mut maps = self.maps();
-        if maps.words[..6] != mac {
+        if maps.described.mac != mac {
             self.mac.store(mac_to_u64(mac), Ordering::Relaxed);
-            maps.words[..6].copy_from_slice(&mac);
-            let words = maps.words;
+            let described = abi::Device { mac, ..maps.described };
             // Fails only without memory. Until it works, frames go to the kernel.
-            _ = maps.device.set(0, words, 0);
+            _ = maps.describe(described);
         }
         Ok(())
     }
@@ -390,6 +404,8 @@ impl Device {
             let _ = maps.ports.remove(key);
         }
         let there: HashSet<abi::AddrKey> = maps.locals.keys().filter_map(std::result::Result::ok).collect();
+        // Has what is added first, and what is removed until the end.
+        maps.set_local_filter(there.iter().chain(&locals).chain(&down)).map_err(wrong)?;
         for key in there.iter().filter(|key| !locals.contains(*key) && !down.contains(*key)) {
             // As above.
             let _ = maps.locals.remove(key);
@@ -407,7 +423,7 @@ impl Device {
         // Stops where there is no more room.
         let mut more = down.iter().filter(|key| !locals.contains(*key) && !there.contains(*key));
         let _ = more.try_for_each(|key| maps.locals.insert(key, 0, 0));
-        Ok(())
+        maps.set_local_filter(locals.iter().chain(&down)).map_err(wrong)
     }
 
     /// Number of addresses that lead to a socket.
