@@ -18,6 +18,7 @@ use super::policy::{Slot, Steering};
 pub(super) struct Layout {
     policy: Steering,
     lanes: Vec<(Slot, Option<usize>)>,
+    /// Empty if the policy has none.
     buckets: Vec<Slot>,
 }
 
@@ -38,6 +39,9 @@ impl Layout {
     pub(super) fn admit(&mut self, slot: Slot, cpu: Option<usize>) {
         self.retire(slot);
         self.lanes.push((slot, cpu));
+        if !matches!(self.policy, Steering::Flow | Steering::Key { .. }) {
+            return;
+        }
         let lanes = self.lanes.len();
         if lanes == 1 {
             self.buckets = vec![slot; TABLE_SIZE];
@@ -58,7 +62,7 @@ impl Layout {
 
     pub(super) fn retire(&mut self, slot: Slot) {
         self.lanes.retain(|(lane, _)| *lane != slot);
-        if self.lanes.is_empty() {
+        if self.lanes.is_empty() || self.buckets.is_empty() {
             return;
         }
         let mut counts = self.bucket_counts();
