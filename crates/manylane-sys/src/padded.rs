@@ -21,7 +21,14 @@ impl<T: Clone> PaddedSlice<T> {
     /// `len` copies of `value`.
     #[must_use]
     pub fn new(value: T, len: usize) -> Self {
-        Self(vec![value; len + 2 * padding::<T>()].into())
+        Self::from_fn(len, || value.clone())
+    }
+}
+
+impl<T> PaddedSlice<T> {
+    /// `len` elements that `make` returns.
+    pub(crate) fn from_fn(len: usize, make: impl FnMut() -> T) -> Self {
+        Self(std::iter::repeat_with(make).take(len + 2 * padding::<T>()).collect())
     }
 }
 

@@ -8,6 +8,7 @@ use std::ptr;
 use crate::addr::{SockAddr, Source};
 use crate::control::SendControl;
 use crate::map::{Mapping, PinnedSlice};
+use crate::padded::PaddedSlice;
 
 /// Maximum payload of a UDP datagram over IPv4: 65,535 bytes less the headers of IP and UDP, 20
 /// and 8 bytes.
@@ -63,7 +64,7 @@ pub struct SendRing {
     names: PinnedSlice<SockAddr>,
     controls: PinnedSlice<SendControl>,
     vectors: PinnedSlice<libc::iovec>,
-    gso_messages: Vec<GsoMessage>,
+    gso_messages: PaddedSlice<GsoMessage>,
     arena: Mapping,
     /// Queued messages.
     queued: usize,
@@ -103,7 +104,7 @@ impl SendRing {
             names,
             controls: PinnedSlice::new(SendControl::new(), batch),
             vectors: PinnedSlice::new(libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }, VECTORS_MAX),
-            gso_messages: vec![GsoMessage::default(); batch],
+            gso_messages: PaddedSlice::new(GsoMessage::default(), batch),
             arena: Mapping::new(ARENA_BYTES)?,
             queued: 0,
             vectors_used: 0,

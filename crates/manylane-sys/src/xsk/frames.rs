@@ -24,6 +24,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use libc::xdp_desc;
 
 use crate::map::Mapping;
+use crate::padded::PaddedSlice;
 
 /// Number of a member of a queue, below [`MEMBERS_MAX`].
 pub(super) type MemberId = u16;
@@ -216,7 +217,7 @@ pub(super) struct Frames {
     /// Bytes at the beginning of a frame that are reserved for the TX metadata of a packet. Zero
     /// without metadata.
     tx_metadata_len: usize,
-    states: Box<[AtomicU16]>,
+    states: PaddedSlice<AtomicU16>,
 }
 
 impl Frames {
@@ -224,7 +225,7 @@ impl Frames {
     pub(super) fn new(memory: Mapping, count: u32, size: u32, room: usize) -> Self {
         assert!(size.is_power_of_two() && memory.len() as u64 >= u64::from(count) * u64::from(size));
         assert!(room < size as usize);
-        let places = (0..count).map(|_| AtomicU16::new(StateWord::FREE.0)).collect();
+        let places = PaddedSlice::from_fn(count as usize, || AtomicU16::new(StateWord::FREE.0));
         Self { memory, shift: size.trailing_zeros(), tx_metadata_len: room, states: places }
     }
 
@@ -303,7 +304,7 @@ impl Frames {
     /// counted in its previous state, but is counted once.
     pub(super) fn frame_counts(&self) -> FrameCounts {
         let mut census = FrameCounts::default();
-        for place in &self.states {
+        for place in self.states.iter() {
             let count = match StateWord(place.load(Ordering::Relaxed)).state() {
                 FrameState::Free | FrameState::Cached => &mut census.free,
                 FrameState::Filling => &mut census.filling,
