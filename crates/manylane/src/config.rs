@@ -118,7 +118,8 @@ impl Builder {
         self
     }
 
-    /// Messages that one system call receives or sends, 1 to 1024. Default: 64.
+    /// Messages that one system call receives or sends, 1 to 1024; at most 128 with
+    /// [`Engine::Uring`]. Default: 64.
     pub fn batch(&mut self, batch: usize) -> &mut Self {
         self.config.batch = batch;
         self

@@ -98,6 +98,11 @@ pub(crate) fn check(config: &Config) -> Result<()> {
     }
 }
 
+/// Maximum number of messages of one receive.
+pub(crate) fn batch_max(engine: Engine) -> usize {
+    if engine == Engine::Uring { uring::BATCH_MAX } else { usize::MAX }
+}
+
 /// Opens the engine of a socket that is bound to `addr`.
 pub(crate) fn open(config: &Config, addr: SocketAddr) -> Result<Arc<dyn SocketEngine>> {
     Ok(match config.engine {

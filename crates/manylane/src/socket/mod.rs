@@ -112,10 +112,22 @@ mod tests {
     use manylane_test_support::seccomp::{self, Syscall};
 
     use super::*;
-    use crate::config::{Builder, DATAGRAM_SIZE_MAX};
+    use crate::config::{Builder, DATAGRAM_SIZE_MAX, Engine};
+    use crate::lane::tests::kernel_engines;
 
     /// `UDP_GRO`; missing in rustix.
     const UDP_GRO: u32 = 104;
+
+    #[test]
+    fn loopback_an_engine_may_shorten_batches() {
+        for engine in kernel_engines("loopback_an_engine_may_shorten_batches") {
+            let batch = |batch| {
+                let mut builder = Builder::new("127.0.0.1:0").unwrap();
+                builder.engine(engine).lanes(1).batch(batch).open().unwrap().capabilities().batch
+            };
+            assert_eq!([batch(100), batch(1000)], [100, if engine == Engine::Uring { 128 } else { 1000 }]);
+        }
+    }
 
     #[test]
     fn loopback_a_refused_capability_is_not_reported() {

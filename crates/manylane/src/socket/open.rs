@@ -75,6 +75,7 @@ fn open(mut config: Config) -> Result<Socket> {
     let cpu_count = if cpus.is_empty() { allowed.len() } else { cpus.len() };
     let waiting = resolve_policy(config.wait, config.engine, config.lanes, cpu_count);
     (config.wait, config.wait_fallback) = (waiting.policy, waiting.reason);
+    config.batch = config.batch.min(io::batch_max(config.engine));
     let steer = Steer::new(config.steering, config.steering_backend, config.reuse_port)?;
     let join = if config.reuse_port { PortSharing::ReusePort } else { PortSharing::Exclusive };
     let (first, offloads) = kernel_socket::open(&config, &config.addr, join)?;
