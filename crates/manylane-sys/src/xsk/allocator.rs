@@ -77,7 +77,9 @@ struct Inner {
     quota: (u32, u32),
 }
 
-/// Credits of one member.
+/// Credits of one member. On lines of their own, like the lock: they are on the heap, and written
+/// for each batch.
+#[repr(align(128))]
 #[derive(Clone, Copy, Default)]
 struct MemberSlot {
     /// A closed member may have frames that are still being sent.
