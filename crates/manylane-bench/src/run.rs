@@ -209,12 +209,12 @@ pub(crate) fn safe_rate(
             let sample = measure(setup, kind, &receiver, &load, 0)?;
             Ok(Trial::of_sample(&sample))
         })?;
+        ensure!(
+            found.pps > 0.0,
+            "{kind} loses datagrams at every rate: wait until the machine is idle, or set --rate"
+        );
         lowest = lowest.min(found.pps);
     }
-    ensure!(
-        lowest.is_finite() && lowest > 0.0,
-        "datagrams are lost at every rate: wait until the machine is idle, or set --rate"
-    );
     Ok(lowest * SUSTAINED_FRACTION)
 }
 

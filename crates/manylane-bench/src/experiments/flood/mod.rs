@@ -81,7 +81,15 @@ fn run_part(
                     controller.progress(0.0, "clients: searching for the sustained rate");
                     let sustained_rate =
                         clients::server_sustained_rate(bed, limits, &|| check_stop(controller.stop()))?;
-                    notes.push(format!("sustained rate of the server: {sustained_rate:.0} per second"));
+                    let trial = limits.trial.as_millis();
+                    let estimate = if options.quick {
+                        format!(" (an estimate: trials of {trial} ms)")
+                    } else {
+                        String::new()
+                    };
+                    notes.push(format!(
+                        "sustained rate of the server: {sustained_rate:.0} per second{estimate}"
+                    ));
                     FLOOD_RATE_FACTOR * sustained_rate
                 }
             };

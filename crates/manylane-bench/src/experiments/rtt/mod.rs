@@ -192,14 +192,14 @@ impl Bench<'_> {
                 Ok(Trial { offered_pps: asked.offered_pps(), loss: asked.loss(), delay: p99 })
             })?;
             controller.progress(0.0, &format!("{contender}: {:.0} k/s", found.pps / 1e3));
+            ensure!(
+                found.pps > 0.0,
+                "{contender} loses requests at every rate: wait until the machine is idle, or set --rate"
+            );
             if found.pps < lowest {
                 (lowest, slowest) = (found.pps, Some((contender, found.sender_limited)));
             }
         }
-        ensure!(
-            lowest > 0.0 && lowest.is_finite(),
-            "requests are lost at every rate: wait until the machine is idle, or set --rate"
-        );
         if let Some((contender, sender_limited)) = slowest {
             let limit = if sender_limited { "the generator's maximum".into() } else { contender.to_string() };
             settings.notes.push(format!("all sustain {lowest:.0} requests per second (limit: {limit})"));
