@@ -123,7 +123,7 @@ impl Lessor {
     /// The error of the wait.
     pub fn run(mut self, stop: &AtomicBool) -> io::Result<()> {
         let mut sent = Instant::now();
-        let (mut next_check, mut last_check) = (sent, sent);
+        let (mut last_sample, mut next_check, mut last_check) = (sent, sent, sent);
         while !stop.load(Ordering::Acquire) {
             let tick = if sent.elapsed() < IDLE_TIMEOUT { BUSY_INTERVAL } else { IDLE_INTERVAL };
             let mut ready: Vec<u64> = self.clients.epoll.wait(tick)?.collect();
@@ -145,7 +145,10 @@ impl Lessor {
             if self.kick_unsent() {
                 sent = Instant::now();
             }
-            self.sample_rings();
+            if last_sample.elapsed() >= IDLE_INTERVAL {
+                last_sample = Instant::now();
+                self.sample_rings();
+            }
             let LeaseTable { leases, devices, .. } = &mut self.table;
             let is_gone =
                 |index| devices.iter().any(|leased| leased.device.index == index && leased.device.is_gone());

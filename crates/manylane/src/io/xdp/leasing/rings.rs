@@ -21,7 +21,7 @@ pub struct LeasedRing {
     pub dropped: u64,
 }
 
-/// The leased receive rings, as of the last update (at most 50 ms ago).
+/// The leased receive rings, as of the last update (about 50 ms ago at most).
 #[derive(Clone, Debug, Default)]
 pub struct LeasedRings(Arc<Mutex<Vec<LeasedRing>>>);
 
