@@ -238,9 +238,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         fds[..count].copy_from_slice(&lane_fds[..count]);
         queues::flush();
         let count = queues::append_pollfds(self.sock, self.shared, all, &mut fds, count);
+        let ready = real::ppoll(&mut fds[..count], WAIT_SLICE, self.signals.wait_mask(None));
         self.defer_signals();
-        let mask = self.signals.wait_mask(None);
-        let ready = real::ppoll(&mut fds[..count], WAIT_SLICE, mask);
         self.member.beat();
         if !real::is_interrupted(ready) {
             real::set_errno(EAGAIN);

@@ -45,9 +45,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         let lane = self.sock.fd_of(own, self.fd);
         let sleep = |time: timespec| {
             self.member.state.store(WAITS_ON + own as u32, Ordering::Release);
+            let ended = real::ppoll_none(time, self.signals.wait_mask(None));
             self.defer_signals();
-            let mask = self.signals.wait_mask(None);
-            let ended = real::ppoll_none(time, mask);
             self.member.finish_wait();
             self.member.beat();
             (ended < 0 && !self.should_wait_again()).then_some(-1)
@@ -59,15 +58,6 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
     pub(crate) fn wait_on(&self, lane: usize) -> Option<isize> {
         self.start_timeout();
         self.member.state.store(WAITS_ON + lane as u32, Ordering::Release);
-        if self.must_defer_signals() {
-            // If a datagram is there, the signal mask need not change.
-            if let Some(answer) = self.try_lane(lane) {
-                self.member.finish_wait();
-                self.member.beat();
-                return Some(answer);
-            }
-            self.signals.defer();
-        }
         let with_queues = queues::is_open(self.shared);
         let answer = if with_queues {
             self.wait_for_queues(lane)
@@ -76,6 +66,9 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         } else {
             (self.op)(self.sock.fd_of(lane, self.fd), 0)
         };
+        if answer < 0 {
+            self.defer_signals();
+        }
         self.member.finish_wait();
         self.member.beat();
         if answer >= 0 {
@@ -142,17 +135,11 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         (self.op)(fd, MSG_DONTWAIT)
     }
 
-    /// Defers signals before a wait in slices, so that a handler interrupts it at any time.
+    /// After a slice: defers signals, if handlers interrupt the call, so that one interrupts it at
+    /// any time.
     pub(crate) fn defer_signals(&self) {
-        if self.must_defer_signals() {
+        if !signals::should_restart() || self.timeout_us.get() != 0 {
             self.signals.defer();
         }
-    }
-
-    /// True if the program has signal handlers that interrupt the call, and signals are not
-    /// deferred yet.
-    fn must_defer_signals(&self) -> bool {
-        let is_interruptible = !signals::should_restart() || self.timeout_us.get() != 0;
-        is_interruptible && signals::has_handlers() && !self.signals.is_active()
     }
 }

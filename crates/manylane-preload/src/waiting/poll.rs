@@ -281,10 +281,8 @@ fn poll_loop(
         let mut answer = if any {
             let all = Cell::from_mut(&mut all[..count]).as_slice_of_cells();
             let wait = |time: Duration| {
-                if !time.is_zero() {
-                    deferred.defer();
-                }
-                real::ppoll_cells(all, own, timespec_of(time), deferred.wait_mask(mask))
+                let wait = |mask: Option<&sigset_t>| real::ppoll_cells(all, own, timespec_of(time), mask);
+                if time.is_zero() { wait(deferred.wait_mask(mask)) } else { deferred.wait_slice(mask, wait) }
             };
             if waits {
                 let entries = &all[..fds.len()];
@@ -348,16 +346,14 @@ fn rx_coalesce(
         (answer != 0).then_some(answer)
     };
     let sleep = |time: timespec| {
-        deferred.defer();
-        let mask = deferred.wait_mask(mask);
         if fds.iter().all(|at| at.fd < 0 || pays(at)) {
-            let answer = real::ppoll_none(time, mask);
+            let answer = deferred.wait_slice(mask, |mask| real::ppoll_none(time, mask));
             return (answer < 0).then_some(answer);
         }
         // The kernel skips negative descriptors: negate those of sockets with lanes, and back.
         let negate_fd = |to: &Cell<pollfd>| to.set(pollfd { fd: !to.get().fd, ..to.get() });
         fds.iter().zip(copy).filter(|(from, _)| pays(from)).for_each(|(_, to)| negate_fd(to));
-        let answer = real::ppoll_cells(copy, own, time, mask);
+        let answer = deferred.wait_slice(mask, |mask| real::ppoll_cells(copy, own, time, mask));
         fds.iter()
             .zip(copy)
             .filter(|(from, to)| from.fd >= 0 && to.get().fd < 0)

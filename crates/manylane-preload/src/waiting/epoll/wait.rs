@@ -225,15 +225,14 @@ fn wait_loop(
         let left_out = if any && first { epoll.truncated.swap(0, Ordering::Relaxed) } else { 0 };
         let due = left_out == KERNEL_FIRST || started.is_due && !in_vain;
         let wait = |time: Duration| {
-            if !time.is_zero() {
-                deferred.defer();
-            }
-            let mask = deferred.wait_mask(mask);
-            if started.may_have_frames {
-                return wait_with_queues(epoll, epfd, events, time, mask);
-            }
-            send_batch::flush();
-            wait_kernel(epfd, &events, time, until, mask)
+            let wait = |mask: Option<&sigset_t>| {
+                if started.may_have_frames {
+                    return wait_with_queues(epoll, epfd, events, time, mask);
+                }
+                send_batch::flush();
+                wait_kernel(epfd, &events, time, until, mask)
+            };
+            if time.is_zero() { wait(deferred.wait_mask(mask)) } else { deferred.wait_slice(mask, wait) }
         };
         let slice = if due { Duration::ZERO } else { until.slice() };
         let mut out = events;
@@ -381,8 +380,7 @@ fn rx_coalesce(
 ) -> Option<c_int> {
     let poll_now = || Some(wait(Duration::ZERO)).filter(|answer| *answer != 0);
     let sleep = |time: timespec| {
-        deferred.defer();
-        let answer = real::ppoll_none(time, deferred.wait_mask(mask));
+        let answer = deferred.wait_slice(mask, |mask| real::ppoll_none(time, mask));
         (answer < 0).then_some(answer)
     };
     rx_coalesce::before_sleep(lane?, until.remaining(), poll_now, sleep)
