@@ -31,7 +31,7 @@ demo: setup release ## install missing packages, build, compare one shared socke
 test: setup ## install missing packages, run all tests that this user can run, list the skipped ones
 	@scripts/test.sh
 
-test-vm: build ## test on another kernel, in a virtual machine: make test-vm [KERNEL=5.10] [ONLY=bond]
+test-vm: build ## test on another kernel, in a virtual machine: make test-vm [KERNEL=5.10] [ONLY=bond] [CPUS=8]
 	@scripts/setup.sh vm
 	@MANYLANE=$(TARGET_DIR)/debug/manylane tests/vm/run.sh
 

@@ -14,7 +14,7 @@ use trace_support::{BATCH, BATCHES, answer_batches, check, is_traced, trace};
 /// distributed at random.
 const DATAGRAMS: usize = 2 * BATCHES * BATCH;
 /// Lanes and peers.
-const SIZES: [(usize, usize); 2] = [(2, 8), (64, 256)];
+const SIZES: [(usize, usize); 3] = [(1, 4), (8, 32), (64, 256)];
 
 #[test]
 fn loopback_mmsg_lanes_share_no_written_line() {

@@ -376,6 +376,14 @@ virtio_without_offloads() {
   no_losses
 }
 
+trace() { # TEST: how many instructions and system calls a lane needs, and lines that lanes share
+  status=0
+  loopback_shared_lines "$1" --exact --nocapture >/tmp/trace 2>&1 || status=$?
+  cat /tmp/trace
+  is status $status 0
+  grep " lanes: " /tmp/trace >&3 || exit 77
+}
+
 echo /bin/modprobe >/proc/sys/kernel/modprobe
 # An emulated CPU may pause for long: what goes through sockets is not to be lost by that.
 echo 8388608 | tee /proc/sys/net/core/rmem_max >/proc/sys/net/core/rmem_default
@@ -390,6 +398,13 @@ for number in 0 1; do
   ip link set eth$number up
 done
 
+if [ -e /bin/loopback_shared_lines ]; then
+  echo "$(nproc) CPUs"
+  check "lanes of engine mmsg" trace loopback_mmsg_lanes_share_no_written_line
+  check "lanes of engine uring" trace loopback_uring_lanes_share_no_written_line
+  echo DONE
+  poweroff -f
+fi
 check "virtio_net with queues to spare for the driver" virtio 2 2
 check "virtio_net with all its queues in use" virtio 4 0
 check "virtio_net, generic XDP" virtio_generic

@@ -4,12 +4,14 @@
 # The tier in a virtual machine: what needs another kernel, or a device that is
 # no veth. KERNEL is a version of Debian's: 5.10, 6.1 or 6.12. The machine runs
 # guest.sh, whose lines this reads: PASS, FAIL, SKIP, and HOST for what the host
-# has to do, at the far end of the machine's network devices.
+# has to do, at the far end of the machine's network devices. With CPUS=8 it
+# traces lanes instead (tests/tests/loopback_shared_lines.rs).
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/../../scripts/lib.sh"
 
 kernel=${KERNEL:-6.1}
+cpus=${CPUS:-2}
 limit=${VM_TIMEOUT:-900}
 program=$(realpath "${MANYLANE:-$root/target/debug/manylane}")
 library=$(dirname "$program")/libmanylane_preload.so
@@ -54,13 +56,27 @@ fetch_kernel() {
   rm -f "$apt"/*.deb
 }
 
+# Valgrind, and the tests that trace lanes.
+add_trace() {
+  local file test=/bin/loopback_shared_lines
+  file=$("${CARGO:-cargo}" test --package manylane-tests --test "${test##*/}" --no-run --message-format json 2>/dev/null |
+    sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
+  [ -n "$file" ] || die "the tests were not built: cargo test --package manylane-tests --no-run"
+  strip -o "$tree$test" "$file"
+  linked+=("$tree$test")
+  for file in /usr/bin/valgrind{,.bin} /usr/libexec/valgrind/{default.supp,lackey-amd64-linux,vgpreload_core-amd64-linux.so}; do
+    install -D "$file" "$tree$file"
+  done
+}
+
 # The machine's files: programs of this one with their libraries, at the places where they are here.
 make_tree() {
-  local file modules programs
+  local file modules programs linked=("$program" "$library")
   rm -rf "$tree"
   mkdir -p "$tree"/{bin,proc,sys,dev,run,tmp,etc,lib/modules}
   programs=("$(command -v ip)" "$(command -v ethtool)")
-  for file in "${programs[@]}" $(ldd "${programs[@]}" "$program" "$library" |
+  [ "$cpus" -lt 8 ] || add_trace
+  for file in "${programs[@]}" $(ldd "${programs[@]}" "${linked[@]}" |
     sed -n 's/^\t\(.* => \)\?\(\/[^ ]*\) .*/\2/p' | sort -u); do
     install -D "$file" "$tree$file"
   done
@@ -109,7 +125,7 @@ make_network
 tap() { echo "tap,id=$1,ifname=$1,script=no,downscript=no,vhost=off,queues=$2"; }
 coproc VM {
   exec ip netns exec "$namespace" nice -n 5 timeout --foreground --kill-after=5 "$limit" qemu-system-x86_64 \
-    -accel tcg,thread=multi -cpu max -smp 2 -m 1024 -nodefaults -no-user-config -display none -no-reboot \
+    -accel tcg,thread=multi -cpu max -smp "$cpus" -m 2048 -nodefaults -no-user-config -display none -no-reboot \
     -kernel "$(echo "$folder"/image/boot/vmlinuz-*)" -initrd "$folder/initramfs" \
     -append "console=ttyS0 no_timer_check panic=-1 quiet ONLY=\"${ONLY:-}\"" \
     -serial "file:$folder/console.log" -serial stdio \

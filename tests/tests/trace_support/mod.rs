@@ -1,8 +1,8 @@
 //! A trace of the memory accesses of lanes, each of which answers batches on a thread of its own.
 //!
-//! The test runs itself again under valgrind (lackey), which lists all memory accesses. There,
-//! lanes run one after the other. Each marks the beginning and the end of a batch by a store to a
-//! known address. Valgrind does not see the kernel.
+//! The test runs itself again under valgrind (lackey), which lists all memory accesses and system
+//! calls. There, lanes run one after the other. Each marks the beginning and the end of a batch by
+//! a store to a known address. Valgrind does not see the kernel.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
@@ -22,6 +22,8 @@ pub(crate) const BATCHES: usize = 1 + TRACED_BATCHES;
 /// once in some milliseconds, or another thread's, which follows the kernel's routes.
 const TRACED_BATCHES: usize = 6;
 
+/// The tool of valgrind that lists memory accesses.
+const TOOL: &str = "--tool=lackey";
 /// Set in the traced process.
 const VARIABLE: &str = "MANYLANE_TRACED";
 /// Before the address of the mark, in the output of the traced process.
@@ -47,6 +49,7 @@ fn mark() {
 #[derive(Default)]
 pub(crate) struct Phase {
     instructions: u64,
+    syscalls: u64,
     read: HashSet<u64>,
     /// Lines, and the instruction that wrote each last.
     written: HashMap<u64, u64>,
@@ -67,7 +70,7 @@ pub(crate) fn trace(test: &str, work: impl FnOnce()) -> Option<Vec<Phase>> {
         process::exit(0);
     }
     let has_valgrind =
-        Command::new("valgrind").arg("--version").output().is_ok_and(|out| out.status.success());
+        Command::new("valgrind").args([TOOL, "--version"]).output().is_ok_and(|out| out.status.success());
     if !skip::need(test, has_valgrind, "needs valgrind") {
         return None;
     }
@@ -79,7 +82,13 @@ pub(crate) fn trace(test: &str, work: impl FnOnce()) -> Option<Vec<Phase>> {
         command.args(["--mount", "sh", "-c", hide, "sh", "valgrind"]);
     }
     // The trace goes through the pipe of the output, because files are slower.
-    command.args(["--tool=lackey", "--trace-mem=yes", "--basic-counts=no", "--log-fd=1"]);
+    command.args([
+        "--tool=lackey",
+        "--trace-mem=yes",
+        "--trace-syscalls=yes",
+        "--basic-counts=no",
+        "--log-fd=1",
+    ]);
     command.arg(env::current_exe().unwrap()).args([test, "--exact", "--nocapture", "--test-threads=1"]);
     let command = command.env(VARIABLE, "1").stdin(Stdio::null()).stdout(Stdio::piped());
     let mut traced = command.spawn().unwrap();
@@ -100,6 +109,10 @@ fn read_phases(mut trace: impl BufRead) -> Vec<Phase> {
         if mark.is_none() {
             let address = line.strip_prefix(ADDRESS).map(|text| str::from_utf8(text).unwrap().trim());
             mark = address.map(|address| address.parse::<u64>().unwrap() / LINE);
+            continue;
+        }
+        if is_inside && is_syscall(&line) {
+            phases.last_mut().unwrap().syscalls += 1;
             continue;
         }
         // "I  addr,size", " L addr,size": load, " S": store, " M": both.
@@ -142,6 +155,12 @@ fn read_phases(mut trace: impl BufRead) -> Vec<Phase> {
     batches.collect()
 }
 
+/// True for a line such as `SYSCALL[1,1](0) sys_read ( 0, 0x1, 1 ) --> [async] ...`. The result of
+/// one that may block has a line of its own: `SYSCALL[1,1](0) ... [async] --> Success(0x1)`.
+fn is_syscall(line: &[u8]) -> bool {
+    line.starts_with(b"SYSCALL[") && !line.windows(4).any(|part| part == b") ..")
+}
+
 /// Checks the phases of the lanes of one socket after the other, which are called `what`. `sizes`
 /// are the numbers of lanes.
 pub(crate) fn check(what: impl Display, sizes: &[usize], mut phases: &[Phase]) {
@@ -152,12 +171,14 @@ pub(crate) fn check(what: impl Display, sizes: &[usize], mut phases: &[Phase]) {
         phases = others;
         let shared = shared_lines(ours);
         assert!(shared.is_empty(), "{what}, {lanes} lanes: {shared:x?}");
-        costs.extend(ours.iter().map(|phase| phase.instructions));
-        let cost = ours[0].instructions / BATCH as u64;
-        println!("{what}, {lanes} lanes: {cost} instructions per datagram");
+        costs.extend(ours.iter().map(|phase| (phase.instructions, phase.syscalls)));
+        let Phase { instructions, syscalls, .. } = &ours[0];
+        let cost = instructions / BATCH as u64;
+        println!("{what}, {lanes} lanes: {cost} instructions per datagram, {syscalls} system calls");
     }
     let (min, max) = (costs.iter().min().unwrap(), costs.iter().max().unwrap());
-    assert!(max * 100 <= min * 101, "{what}: instructions of each batch: {costs:?}");
+    let is_flat = max.0 * 100 <= min.0 * 101 && costs.iter().all(|cost| cost.1 == min.1);
+    assert!(is_flat, "{what}: instructions and system calls of each batch: {costs:?}");
 }
 
 /// Lines that one phase writes and another one touches, and the last instruction of each writer.
