@@ -30,6 +30,7 @@ def by_send(running, args, rate, seconds):
     command = [args.manylane, "send", f"{server.address}:{server.port}", "--payload", "hex:" + server.request.hex()]
     command += ["--expect", server.expected(running.answer), "--rate", str(int(rate)), "--duration", f"{seconds}s"]
     command += ["--flows", str(args.flows), "--timeout", f"{args.timeout}s", "--json"]
+    command += ["--busy-poll"] if args.busy_poll else []
     row = json.loads(run(args, *command))["rows"][0]
     return {
         "sent": row["asked"],

@@ -77,6 +77,7 @@ fn send_requests(args: &SendArgs, to: SocketAddr) -> Result<Row> {
         payload: args.payload.clone(),
         expect: args.expect.clone(),
         timeout: args.timeout,
+        busy_poll: args.busy_poll,
     };
     let total = args.count.map_or_else(
         || rate * send_duration(args).unwrap_or(DEFAULT_DURATION).as_secs_f64(),
@@ -132,6 +133,7 @@ struct Settings {
     flows: u16,
     expect: String,
     timeout_seconds: f64,
+    busy_poll: bool,
 }
 
 impl Settings {
@@ -153,6 +155,7 @@ impl Settings {
             flows: args.flows,
             expect: args.expect.to_string(),
             timeout_seconds: args.timeout.as_secs_f64(),
+            busy_poll: args.busy_poll,
         }
     }
 }

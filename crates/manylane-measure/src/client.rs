@@ -15,6 +15,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
+use manylane_sys::busy_poll::{self, BUDGET_PACKETS};
 use manylane_sys::epoll::Epoll;
 use manylane_sys::errno::ENOBUFS;
 use manylane_sys::sock::{self, Buffer};
@@ -45,6 +46,8 @@ pub struct Plan {
     pub expect: Expect,
     /// Timeout of a reply.
     pub timeout: Duration,
+    /// Polls the device for replies and never sleeps (Linux 5.11, CAP_NET_ADMIN).
+    pub busy_poll: bool,
 }
 
 /// The result.
@@ -71,6 +74,9 @@ const BURST_REQUESTS: usize = 16;
 const EPOLL_EVENTS_MAX: usize = 64;
 /// Maximum length of a wait, so that a request to stop is noticed.
 const POLL_TIMEOUT_MAX: Duration = Duration::from_millis(20);
+/// Number of flows whose device queue is polled before ready sockets are looked for, with
+/// [`Plan::busy_poll`].
+const BUSY_POLL_FLOWS: usize = 4;
 /// Receive buffer of each flow.
 const RECV_BUFFER_BYTES: usize = 1 << 20;
 /// Highest latency of the histogram.
@@ -97,8 +103,8 @@ pub fn run(plan: &Plan, stop: &AtomicBool, mut progress: impl FnMut(&RequestCoun
         if next.is_none() && client.send_duration.is_none() {
             client.send_duration = Some(start.elapsed());
         }
-        let wait =
-            next.map_or(POLL_TIMEOUT_MAX, |next| next.saturating_sub(start.elapsed()).min(POLL_TIMEOUT_MAX));
+        let wait_max = if plan.busy_poll { Duration::ZERO } else { POLL_TIMEOUT_MAX };
+        let wait = next.map_or(wait_max, |next| next.saturating_sub(start.elapsed()).min(wait_max));
         client.recv_replies(wait, start)?;
         if told.elapsed() >= Duration::from_millis(100) {
             told = Instant::now();
@@ -158,6 +164,8 @@ struct Client<'a> {
     refused: u64,
     finished: bool,
     send_duration: Option<Duration>,
+    /// The next flow whose device queue is polled.
+    next_polled: usize,
 }
 
 impl<'a> Client<'a> {
@@ -177,6 +185,11 @@ impl<'a> Client<'a> {
             // Replies that overflow this buffer are not losses of the server. The system's limit
             // may be less.
             let _ = sock::set_buffer(socket.as_fd(), Buffer::Receive, RECV_BUFFER_BYTES);
+            if plan.busy_poll {
+                // No call waits, so that the time does not matter.
+                busy_poll::set(socket.as_fd(), 1, BUDGET_PACKETS)
+                    .context("cannot poll devices: it needs CAP_NET_ADMIN")?;
+            }
             watch.add(&socket, flow as u64)?;
             flows.push(socket);
         }
@@ -196,6 +209,7 @@ impl<'a> Client<'a> {
             refused: 0,
             finished: false,
             send_duration: None,
+            next_polled: 0,
         })
     }
 
@@ -258,19 +272,26 @@ impl<'a> Client<'a> {
 
     /// Waits at most `wait` for replies, and records all that have arrived.
     fn recv_replies(&mut self, wait: Duration, start: Instant) -> Result<()> {
+        for _ in 0..if self.plan.busy_poll { BUSY_POLL_FLOWS } else { 0 } {
+            // A receive polls the device queue by which the flow's last reply came.
+            self.recv_from(self.next_polled, start);
+            self.next_polled = (self.next_polled + 1) % self.flows.len();
+        }
         let ready: Vec<u64> = self.epoll.wait(wait).context("cannot wait for replies")?.collect();
-        for flow in ready {
-            let flow = flow as usize;
-            for _ in 0..BURST_REQUESTS {
-                match self.flows[flow].recv(&mut self.buffer) {
-                    Ok(len) => self.handle_reply(flow, len, nanos(start.elapsed())),
-                    Err(err) if err.kind() == io::ErrorKind::ConnectionRefused => self.refused += 1,
-                    // Any other error is transient, or means that no datagram is queued.
-                    Err(_) => break,
-                }
+        ready.into_iter().for_each(|flow| self.recv_from(flow as usize, start));
+        Ok(())
+    }
+
+    /// Records replies of a flow, at most a burst.
+    fn recv_from(&mut self, flow: usize, start: Instant) {
+        for _ in 0..BURST_REQUESTS {
+            match self.flows[flow].recv(&mut self.buffer) {
+                Ok(len) => self.handle_reply(flow, len, nanos(start.elapsed())),
+                Err(err) if err.kind() == io::ErrorKind::ConnectionRefused => self.refused += 1,
+                // Any other error is transient, or means that no datagram is queued.
+                Err(_) => return,
             }
         }
-        Ok(())
     }
 
     fn handle_reply(&mut self, flow: usize, len: usize, now_ns: u64) {
@@ -325,6 +346,7 @@ mod tests {
             expect: Expect::Echo,
             // It ends earlier when all are answered, as long as the server may have no CPU.
             timeout: Duration::from_secs(120),
+            busy_poll: false,
         }
     }
 
@@ -372,6 +394,21 @@ mod tests {
             assert_eq!(outcome.counts.answered, 2000, "{:?}", outcome.counts);
             assert_eq!(outcome.latency.len(), 2000);
             assert!(outcome.send_duration >= Duration::from_millis(490), "{:?}", outcome.send_duration);
+        }
+    }
+
+    #[test]
+    fn every_request_is_answered_with_busy_polling() {
+        let server = Server::start(|_, request| vec![request.to_vec()]);
+        let plan = Plan { busy_poll: true, ..plan(server.0) };
+        match run(&plan, &AtomicBool::new(false), |_| ()) {
+            Ok(Outcome { counts, .. }) => {
+                assert_eq!((counts.asked, counts.answered), (2000, 2000), "{counts:?}")
+            }
+            Err(err) => {
+                assert_eq!(err.to_string(), "cannot poll devices: it needs CAP_NET_ADMIN");
+                busy_poll::probe().unwrap_err();
+            }
         }
     }
 

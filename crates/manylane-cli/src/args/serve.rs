@@ -162,6 +162,12 @@ pub(crate) struct SendArgs {
     /// Timeout of a reply
     #[arg(long, default_value = "1s", value_name = "TIME", value_parser = parse::duration)]
     pub(crate) timeout: Duration,
+    /// Poll the device for replies and never sleep, with --expect (root)
+    ///
+    /// Latencies then have no wake-up of the client. See docs/measuring.md for the settings of the
+    /// device.
+    #[arg(long, requires = "expect")]
+    pub(crate) busy_poll: bool,
     /// Send many datagrams as one message (UDP GSO); not with --expect
     #[arg(long)]
     #[cfg_attr(feature = "bench", arg(conflicts_with = "testbed"))]

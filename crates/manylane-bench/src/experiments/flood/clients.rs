@@ -88,6 +88,7 @@ pub(super) fn sample(
         payload: None,
         expect: Expect::Echo,
         timeout: REPLY_TIMEOUT,
+        busy_poll: false,
     };
     let asked = bed.from.run(|| client::run(&requests, stop, |_| ()));
     let sent = flood.map_or(Ok(0), SenderThread::stop)?;
