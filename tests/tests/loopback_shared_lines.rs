@@ -8,7 +8,7 @@ mod trace_support;
 
 use manylane::{Builder, Engine, Steering, SteeringBackend};
 use manylane_tests::{Client, need_uring, send_and_wait};
-use trace_support::{BATCH, BATCHES, answer_batches, check, is_traced, trace};
+use trace_support::{BATCH, BATCHES, answer_batches, check, is_traced, trace_lanes};
 
 /// Datagrams for each lane on average. None gets less than half of that, in practice: they are
 /// distributed at random.
@@ -32,7 +32,7 @@ fn loopback_uring_lanes_share_no_written_line() {
 
 fn check_engine(test: &str, engine: Engine) {
     let run = || SIZES.into_iter().for_each(|(lanes, peers)| answer_peers(engine, lanes, peers));
-    if let Some(phases) = trace(test, run) {
+    if let Some(phases) = trace_lanes(test, run) {
         check(engine, &SIZES.map(|(lanes, _)| lanes), &phases);
     }
 }

@@ -11,7 +11,7 @@ use std::mem;
 use manylane::{Engine, LaneId, SteeringBackend};
 use manylane_testbed::skip;
 use manylane_tests::{Client, LaneDriver, Variant, need_ebpf, retry_eintr, send_and_wait};
-use trace_support::{BATCH, BATCHES, answer_batches, check, is_traced, trace};
+use trace_support::{BATCH, BATCHES, answer_batches, check, is_traced, trace_lanes};
 
 const TEST: &str = "netns_xdp_lanes_share_no_written_line";
 
@@ -26,7 +26,7 @@ fn netns_xdp_lanes_share_no_written_line() {
         return;
     }
     let run = || SIZES.into_iter().for_each(|(lanes, _)| variant(lanes).run(answer_peers));
-    if let Some(phases) = trace(TEST, run) {
+    if let Some(phases) = trace_lanes(TEST, run) {
         check(Engine::Xdp, &SIZES.map(|(lanes, _)| lanes as usize), &phases);
     }
 }

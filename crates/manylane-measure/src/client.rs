@@ -403,7 +403,7 @@ mod tests {
         let plan = Plan { busy_poll: true, ..plan(server.0) };
         match run(&plan, &AtomicBool::new(false), |_| ()) {
             Ok(Outcome { counts, .. }) => {
-                assert_eq!((counts.asked, counts.answered), (2000, 2000), "{counts:?}")
+                assert_eq!((counts.asked, counts.answered), (2000, 2000), "{counts:?}");
             }
             Err(err) => {
                 assert_eq!(err.to_string(), "cannot poll devices: it needs CAP_NET_ADMIN");

@@ -14,6 +14,7 @@ mod queues;
 pub mod seccomp;
 mod skip;
 mod spawn;
+pub mod trace;
 mod wait;
 
 pub use interpret::interpret;

@@ -4,14 +4,13 @@
 //! calls. There, lanes run one after the other. Each marks the beginning and the end of a batch by
 //! a store to a known address. Valgrind does not see the kernel.
 
-use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
-use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::{env, iter, process, thread};
+use std::{env, process, thread};
 
 use manylane::Lane;
+use manylane_test_support::trace::{self, MARK_PREFIX, Phase, shared_lines};
 use manylane_testbed::{skip, topology};
 
 /// Datagrams of a batch.
@@ -22,18 +21,12 @@ pub(crate) const BATCHES: usize = 1 + TRACED_BATCHES;
 /// once in some milliseconds, or another thread's, which follows the kernel's routes.
 const TRACED_BATCHES: usize = 6;
 
-/// The tool of valgrind that lists memory accesses.
-const TOOL: &str = "--tool=lackey";
 /// Set in the traced process.
 const VARIABLE: &str = "MANYLANE_TRACED";
-/// Before the address of the mark, in the output of the traced process.
-const ADDRESS: &[u8] = b"address of the mark: ";
 /// Size of the first lane's stack, and of the steps to the next ones. The C library keeps 40 MiB of
 /// stacks that it does not unmap.
 const STACK_MIN: usize = 256 << 10;
 const PAGE: usize = 4096;
-/// Bytes of a cache line.
-const LINE: u64 = 64;
 
 #[repr(align(64))]
 struct Mark(AtomicU8);
@@ -45,16 +38,6 @@ fn mark() {
     MARK.0.store(1, Ordering::SeqCst);
 }
 
-/// What a lane did for one batch.
-#[derive(Default)]
-pub(crate) struct Phase {
-    instructions: u64,
-    syscalls: u64,
-    read: HashSet<u64>,
-    /// Lines, and the instruction that wrote each last.
-    written: HashMap<u64, u64>,
-}
-
 /// True in the traced process.
 pub(crate) fn is_traced() -> bool {
     env::var_os(VARIABLE).is_some()
@@ -62,16 +45,14 @@ pub(crate) fn is_traced() -> bool {
 
 /// Runs `work` in a process of its own, the test `test` under valgrind, and returns what each lane
 /// did that [`answer_batches`] got there. None without valgrind.
-pub(crate) fn trace(test: &str, work: impl FnOnce()) -> Option<Vec<Phase>> {
+pub(crate) fn trace_lanes(test: &str, work: impl FnOnce()) -> Option<Vec<Phase>> {
     if is_traced() {
-        println!("\n{}{}", ADDRESS.escape_ascii(), (&raw const MARK).addr());
+        println!("\n{MARK_PREFIX}{}", (&raw const MARK).addr());
         work();
         // Without an orderly end, which takes longer than all else.
         process::exit(0);
     }
-    let has_valgrind =
-        Command::new("valgrind").args([TOOL, "--version"]).output().is_ok_and(|out| out.status.success());
-    if !skip::need(test, has_valgrind, "needs valgrind") {
+    if !skip::need(test, trace::can_trace(), "needs valgrind") {
         return None;
     }
     let mut command = Command::new("valgrind");
@@ -81,84 +62,10 @@ pub(crate) fn trace(test: &str, work: impl FnOnce()) -> Option<Vec<Phase>> {
         command = Command::new("unshare");
         command.args(["--mount", "sh", "-c", hide, "sh", "valgrind"]);
     }
-    // The trace goes through the pipe of the output, because files are slower.
-    command.args([
-        "--tool=lackey",
-        "--trace-mem=yes",
-        "--trace-syscalls=yes",
-        "--basic-counts=no",
-        "--log-fd=1",
-    ]);
-    command.arg(env::current_exe().unwrap()).args([test, "--exact", "--nocapture", "--test-threads=1"]);
-    let command = command.env(VARIABLE, "1").stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut traced = command.spawn().unwrap();
-    let phases = read_phases(BufReader::with_capacity(1 << 20, traced.stdout.take().unwrap()));
-    assert!(traced.wait().unwrap().success(), "the traced process failed");
-    Some(phases)
-}
-
-/// Reads the accesses between the marks, and selects a batch of each lane.
-fn read_phases(mut trace: impl BufRead) -> Vec<Phase> {
-    let (mut phases, mut is_inside) = (Vec::<Phase>::new(), false);
-    let (mut mark, mut instruction, mut line) = (None, 0, Vec::new());
-    loop {
-        line.clear();
-        if trace.read_until(b'\n', &mut line).unwrap() == 0 {
-            break;
-        }
-        if mark.is_none() {
-            let address = line.strip_prefix(ADDRESS).map(|text| str::from_utf8(text).unwrap().trim());
-            mark = address.map(|address| address.parse::<u64>().unwrap() / LINE);
-            continue;
-        }
-        if is_inside && is_syscall(&line) {
-            phases.last_mut().unwrap().syscalls += 1;
-            continue;
-        }
-        // "I  addr,size", " L addr,size": load, " S": store, " M": both.
-        let Some((kind @ (b"I  " | b" L " | b" S " | b" M "), access)) = line.split_at_checked(3) else {
-            continue;
-        };
-        if !is_inside && !matches!(kind, b" S " | b" M ") {
-            continue;
-        }
-        let access = str::from_utf8(access).ok().and_then(|access| access.trim_end().split_once(','));
-        let Some((address, size)) = access else { continue };
-        let address = u64::from_str_radix(address, 16).unwrap();
-        let last = (address + size.parse::<u64>().unwrap() - 1) / LINE;
-        if mark == Some(address / LINE) {
-            if kind != b" L " {
-                is_inside = !is_inside;
-            }
-            if is_inside && kind != b" L " {
-                phases.push(Phase::default());
-            }
-            continue;
-        }
-        let Some(phase) = phases.last_mut().filter(|_| is_inside) else { continue };
-        if kind == b"I  " {
-            instruction = address;
-            phase.instructions += 1;
-            continue;
-        }
-        for line in address / LINE..=last {
-            match kind {
-                b" L " => _ = phase.read.insert(line),
-                _ => _ = phase.written.insert(line, instruction),
-            }
-        }
-    }
-    assert!(!is_inside && phases.len().is_multiple_of(TRACED_BATCHES));
-    let mut phases = phases.into_iter();
-    let batches =
-        iter::from_fn(|| phases.by_ref().take(TRACED_BATCHES).min_by_key(|phase| phase.instructions));
-    batches.collect()
-}
-
-/// True for a line such as `SYSCALL[1,1](0) sys_read ( 0, 0x1, 1 ) --> [async] ...`. The result of
-/// one that may block has a line of its own: `SYSCALL[1,1](0) ... [async] --> Success(0x1)`.
-fn is_syscall(line: &[u8]) -> bool {
-    line.starts_with(b"SYSCALL[") && !line.windows(4).any(|part| part == b") ..")
+    command.env(VARIABLE, "1");
+    let exe = env::current_exe().unwrap();
+    let args = [exe.to_str().unwrap(), test, "--exact", "--nocapture", "--test-threads=1"];
+    Some(trace::shortest_of_each(TRACED_BATCHES, trace::run(command, &args)))
 }
 
 /// Checks the phases of the lanes of one socket after the other, which are called `what`. `sizes`
@@ -179,23 +86,6 @@ pub(crate) fn check(what: impl Display, sizes: &[usize], mut phases: &[Phase]) {
     let (min, max) = (costs.iter().min().unwrap(), costs.iter().max().unwrap());
     let is_flat = max.0 * 100 <= min.0 * 101 && costs.iter().all(|cost| cost.1 == min.1);
     assert!(is_flat, "{what}: instructions and system calls of each batch: {costs:?}");
-}
-
-/// Lines that one phase writes and another one touches, and the last instruction of each writer.
-fn shared_lines(phases: &[Phase]) -> HashMap<u64, Vec<u64>> {
-    let mut touched: HashMap<u64, usize> = HashMap::new();
-    let mut shared: HashMap<u64, Vec<u64>> = HashMap::new();
-    for phase in phases {
-        assert!(phase.written.len() > 10 && phase.read.len() > BATCH, "a lane was not traced");
-        let written_only = phase.written.keys().filter(|line| !phase.read.contains(line));
-        phase.read.iter().chain(written_only).for_each(|line| *touched.entry(*line).or_default() += 1);
-    }
-    for (line, instruction) in phases.iter().flat_map(|phase| &phase.written) {
-        if touched[line] > 1 {
-            shared.entry(*line).or_default().push(*instruction);
-        }
-    }
-    shared
 }
 
 /// Lets each lane receive and answer [`BATCHES`] batches of [`BATCH`] datagrams. Marks all but the

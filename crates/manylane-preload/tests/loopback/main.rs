@@ -24,6 +24,7 @@ mod rx_coalesce;
 mod seccomp;
 mod secure_execution;
 mod server_patterns;
+mod shared_lines;
 mod signal_race;
 mod socket_semantics;
 mod sole_receiver;
