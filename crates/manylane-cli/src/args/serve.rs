@@ -164,7 +164,7 @@ pub(crate) struct SendArgs {
     pub(crate) timeout: Duration,
     /// Poll the device for replies and never sleep, with --expect (root)
     ///
-    /// Latencies then have no wake-up of the client. See docs/measuring.md for the settings of the
+    /// Latencies then have no wake-up of the client. docs/measuring.md has the settings of the
     /// device.
     #[arg(long, requires = "expect")]
     pub(crate) busy_poll: bool,
