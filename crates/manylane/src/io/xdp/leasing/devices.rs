@@ -7,8 +7,7 @@ use std::sync::Arc;
 use manylane_sys::device as sys;
 use manylane_sys::errno::EBUSY;
 use manylane_sys::unix_socket::PeerProcess;
-use manylane_sys::xsk::QueueParams;
-use manylane_sys::xsk::{LeasedQueue, LessorQueue, QUEUE_MEMBERS_MAX};
+use manylane_sys::xsk::{LeasedQueue, LessorQueue, OpenError, QUEUE_MEMBERS_MAX, QueueParams};
 
 use crate::config::LIMIT_SOURCES_DEFAULT;
 use crate::error::{Error, ErrorKind, Result};
@@ -22,7 +21,7 @@ pub(super) struct LeasedDevice {
     pub(super) device: Arc<Device>,
     /// The user named it.
     pub(super) is_named: bool,
-    /// The queues, by number, that were opened.
+    /// The queues, by number, that are open.
     queues: Vec<Option<QueueLease>>,
 }
 
@@ -45,7 +44,8 @@ impl Member {
 /// A queue leased to one process and its forks: all its sockets share its memory.
 struct QueueLease {
     queue: LessorQueue,
-    lessee: Arc<PeerProcess>,
+    /// None yet for a queue that was opened in advance.
+    lessee: Option<Arc<PeerProcess>>,
     /// Leases that include it.
     leases: usize,
     /// Members that have left, with frames in their rings.
@@ -68,37 +68,48 @@ impl LeasedDevice {
         Self { device, is_named, queues: Vec::new() }
     }
 
+    /// Opens a queue before any process requests it. Most of its time is that of the memory, which
+    /// the kernel zeroes and pins. If it fails, [`prepare`](Self::prepare) tries again.
+    pub(super) fn open_in_advance(&mut self, queue: u32) {
+        _ = self.open(queue, None);
+    }
+
     /// Prepares a queue for one more socket of `process`, with memory that no other process ever
     /// had.
     pub(super) fn prepare(&mut self, queue: u32, process: &Arc<PeerProcess>) -> Availability {
-        let index = queue as usize;
-        if self.queues.len() <= index {
-            self.queues.resize_with(index + 1, || None);
-        }
-        match &self.queues[index] {
-            Some(leased) if leased.lessee.is_same(process) => {
+        if let Some(leased) = self.queues.get_mut(queue as usize).and_then(Option::as_mut) {
+            let lessee = leased.lessee.get_or_insert_with(|| Arc::clone(process));
+            if lessee.is_same(process) {
                 return if leased.leases + leased.released.len() < QUEUE_MEMBERS_MAX as usize {
                     Availability::Available
                 } else {
                     Availability::Unavailable
                 };
             }
-            Some(leased) if leased.leases > 0 => return Availability::Unavailable,
-            _ => self.queues[index] = None,
-        }
-        match LessorQueue::open(self.device.index, queue, self.device.is_veth) {
-            Ok(open) => {
-                let lessee = Arc::clone(process);
-                self.queues[index] =
-                    Some(QueueLease { queue: open, lessee, leases: 0, released: Vec::new() });
-                Availability::Available
+            if leased.leases > 0 {
+                return Availability::Unavailable;
             }
+        }
+        match self.open(queue, Some(Arc::clone(process))) {
+            Ok(()) => Availability::Available,
             Err(err) if err.source.raw_os_error() == Some(EBUSY) => Availability::Pending,
             Err(err) => {
                 log::warn!("cannot lease {} queue {queue}: {err}", self.device.name);
                 Availability::Unavailable
             }
         }
+    }
+
+    /// Opens a queue, after closing it if it was open.
+    fn open(&mut self, queue: u32, lessee: Option<Arc<PeerProcess>>) -> std::result::Result<(), OpenError> {
+        let index = queue as usize;
+        if self.queues.len() <= index {
+            self.queues.resize_with(index + 1, || None);
+        }
+        self.queues[index] = None;
+        let open = LessorQueue::open(self.device.index, queue, self.device.is_veth)?;
+        self.queues[index] = Some(QueueLease { queue: open, lessee, leases: 0, released: Vec::new() });
+        Ok(())
     }
 
     /// Adds a socket to a prepared queue, for one more lease.
@@ -109,9 +120,8 @@ impl LeasedDevice {
         lease: u16,
     ) -> Result<Option<Member>> {
         let name = &self.device.name;
-        let failed = |err: manylane_sys::xsk::OpenError| {
-            Error::system(format!("{name} queue {queue}: {}", err.step), err.source)
-        };
+        let failed =
+            |err: OpenError| Error::system(format!("{name} queue {queue}: {}", err.step), err.source);
         let Some(leased) = self.queues.get_mut(queue as usize).and_then(Option::as_mut) else {
             return Ok(None);
         };
@@ -144,7 +154,8 @@ impl LeasedDevice {
         for place in &mut self.queues {
             let Some(leased) = place else { continue };
             leased.released.retain(|left| !LessorQueue::reclaim(left, has_ended));
-            if leased.leases == 0 && !leased.lessee.is_alive() {
+            let has_exited = leased.lessee.as_ref().is_some_and(|lessee| !lessee.is_alive());
+            if leased.leases == 0 && has_exited {
                 *place = None;
             }
         }

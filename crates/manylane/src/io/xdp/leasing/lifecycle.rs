@@ -63,6 +63,19 @@ impl LeaseTable {
         Ok(Self { devices, routes, sockets, namespace, leases, last_number: 0, filter })
     }
 
+    /// Opens the queues that a socket bound to a wildcard address would get. A program requests
+    /// queues under traffic, when its second datagram has come; what arrives until it has them
+    /// waits in the receive buffer of its socket.
+    pub(super) fn open_in_advance(&mut self) {
+        let mut left = lease::QUEUES_MAX;
+        for leased in &mut self.devices {
+            for queue in (0..leased.device.queues()).take(left) {
+                leased.open_in_advance(queue);
+                left -= 1;
+            }
+        }
+    }
+
     /// Finds queues that can be leased to a socket. For a client that `waits`, the error
     /// `WouldBlock` means that more will be available in a moment.
     pub(super) fn offer(

@@ -7,7 +7,7 @@
 //! | a program connects ([`clients`]) | any process may; the kernel identifies it | the oldest client without a request is dropped |
 //! | its request is read ([`connection`]) | separate threads receive its descriptors, because closing them can block | the request waits; while clients use a quarter of the open files, none is accepted |
 //! | the request is checked ([`Message::Request`](manylane_ipc::lease::Message::Request)) | the kernel reports where its socket is bound, and that it is alone there | refused: no device has the address, another process has the queues, or two sockets are bound |
-//! | queues ([`devices`]) | opened anew for each process (`manylane_sys::xsk::LeasedQueue`), with a socket for each lease | the queue is left out: its frames go to the kernel |
+//! | queues ([`devices`]) | opened anew for each process (`manylane_sys::xsk::LeasedQueue`), for the first one in advance, with a socket for each lease | the queue is left out: its frames go to the kernel |
 //! | the port ([`lifecycle`]) | in the XDP programs from [`Message::Open`](manylane_ipc::lease::Message::Open) to [`Message::Close`](manylane_ipc::lease::Message::Close) | refused: the kernel goes on serving it |
 //! | a device is removed, becomes part of another one, or gets parts | the XDP program is detached, and lanes send by their kernel sockets | the device is not used again before the next start |
 //! | next hops ([`peers`]) | queried from the kernel (`route`), entered in the table of the lease's lanes (`manylane_ipc::next_hops`) | not entered: lanes send by their kernel socket |
@@ -122,6 +122,7 @@ impl Lessor {
     /// # Errors
     /// The error of the wait.
     pub fn run(mut self, stop: &AtomicBool) -> io::Result<()> {
+        self.table.open_in_advance();
         let mut sent = Instant::now();
         let (mut last_sample, mut next_check, mut last_check) = (sent, sent, sent);
         while !stop.load(Ordering::Acquire) {

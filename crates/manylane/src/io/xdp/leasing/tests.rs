@@ -1,8 +1,10 @@
 //! Tests of the lessor, message by message, with the test in place of a program.
 
 use std::fmt::Write as _;
+use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, Shutdown, UdpSocket};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -60,6 +62,14 @@ fn request_lease(lessor: &mut Lessor, port: u16) -> (OwnedFd, UdpSocket) {
     (end, socket)
 }
 
+/// The memory of the first device's queues that are open, as inode numbers.
+fn open_queues(lessor: &Lessor) -> Vec<u64> {
+    let device = &lessor.table.devices[0];
+    let inode =
+        |file: BorrowedFd<'_>| File::from(file.try_clone_to_owned().unwrap()).metadata().unwrap().ino();
+    (0..device.device.queues()).filter_map(|queue| device.file(queue)).map(inode).collect()
+}
+
 /// Ends a connection. A program that another test starts may have a copy until it executes.
 fn end(client: OwnedFd) {
     UnixStream::from(client).shutdown(Shutdown::Both).unwrap();
@@ -99,6 +109,25 @@ fn netns_only_clients_without_a_request_time_out() {
         lessor.clients.lease_token.connect(end.as_fd(), Duration::from_secs(120)).unwrap();
         Message::Request(lessor.clients.lease_token.secret).send(end.as_fd(), &[end.as_fd()]).unwrap();
         assert_eq!(left(&mut lessor), 1);
+    });
+}
+
+#[test]
+fn netns_the_first_process_gets_queues_that_are_open() {
+    if !can_make_namespaces("netns_the_first_process_gets_queues_that_are_open") {
+        return;
+    }
+    run(&create_device(), || {
+        let mut lessor = Lessor::open(Some(&["near".into()]), |_| None).unwrap();
+        assert_eq!(open_queues(&lessor), []);
+        lessor.table.open_in_advance();
+        let queues = open_queues(&lessor);
+        assert_eq!(queues.len(), lessor.table.devices[0].device.queues() as usize);
+        // A queue without a lessee is not one whose lessee has exited.
+        lessor.table.reclaim();
+        let (_end, _socket) = request_lease(&mut lessor, 7001);
+        assert_eq!(open_queues(&lessor), queues);
+        assert_eq!(lessor.table.leases[0].members.len(), queues.len());
     });
 }
 
