@@ -258,6 +258,8 @@ int main(int argc, char **argv)
 		test_restarts(7051);
 	} else if (!strcmp(argv[4], "small")) {
 		test_small_stack(7101);
+	} else if (!strcmp(argv[4], "epoll")) {
+		test_epoll_entries(7111);
 	}
 	return 0;
 }

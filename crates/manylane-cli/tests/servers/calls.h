@@ -2,7 +2,7 @@
 /*
  * The parts of the program `calls`: calls.c has the set-up, call_results.c the results
  * of single calls, and the queue after a fallback; socket_lifetime.c sockets that are
- * opened and closed, signals, and threads.
+ * opened and closed, signals, and threads; epoll_entries.c instances of epoll.
  */
 #ifndef CALLS_H
 #define CALLS_H
@@ -80,5 +80,8 @@ void test_threads(void);
 void test_interrupts(int port);
 void test_restarts(int port);
 void test_small_stack(int port);
+
+/* epoll_entries.c */
+void test_epoll_entries(int port);
 
 #endif /* CALLS_H */

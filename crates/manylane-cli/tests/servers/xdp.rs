@@ -356,7 +356,8 @@ fn calls_with(
     // With one queue, datagrams arrive in the order in which they were sent.
     let testbed = Testbed::new(&Layout { queues: 1, ..Layout::default() }).unwrap();
     let sandbox = Sandbox::at(test, testbed.host(1));
-    let program = sandbox.compile("calls", &["calls.c", "call_results.c", "socket_lifetime.c"]);
+    let program =
+        sandbox.compile("calls", &["calls.c", "call_results.c", "epoll_entries.c", "socket_lifetime.c"]);
     let (host, report) = (testbed.host(1), sandbox.path("report.json"));
     let (ip4, ip6) = (host.ip4(0).to_string(), host.ip6(0).to_string());
     let clients = testbed.host(0).namespace().path();
@@ -459,6 +460,12 @@ fn netns_xdp_interrupted_calls() {
 #[test]
 fn netns_xdp_restarted_calls() {
     calls("netns_xdp_restarted_calls", "restarted", &["signals"], &[(7051, 101)]);
+}
+
+#[test]
+fn netns_xdp_epoll_entries() {
+    let frames = [(7111, 3), (7112, 0), (7113, 100)];
+    calls("netns_xdp_epoll_entries", "epoll", &["error-queue"], &frames);
 }
 
 #[test]

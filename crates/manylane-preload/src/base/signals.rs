@@ -19,6 +19,7 @@ use std::cell::{Cell, UnsafeCell};
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::time::Duration;
 
 use libc::{c_int, sighandler_t, sigset_t};
 
@@ -87,6 +88,16 @@ impl DeferredSignals {
             self.defer();
         }
         answer
+    }
+
+    /// As [`wait_slice`](Self::wait_slice), or a look that does not wait, which blocks no signals.
+    pub(crate) fn wait_or_look(
+        &self,
+        mask: Option<&sigset_t>,
+        time: Duration,
+        wait: impl FnOnce(Option<&sigset_t>) -> c_int,
+    ) -> c_int {
+        if time.is_zero() { wait(self.wait_mask(mask)) } else { self.wait_slice(mask, wait) }
     }
 
     /// Blocks signals, if there are handlers.
@@ -167,16 +178,20 @@ mod tests {
                 libc::sigismember(mask.as_ptr(), libc::SIGUSR1) == 1
             }
         };
-        for (handler, answer, expected) in
-            [(7, 0, true), (7, 1, false), (7, -1, false), (libc::SIG_DFL, 0, false)]
-        {
+        for (handler, ms, answer, expected) in [
+            (7, 20, 0, true),
+            (7, 0, 0, false),
+            (7, 20, 1, false),
+            (7, 20, -1, false),
+            (libc::SIG_DFL, 20, 0, false),
+        ] {
             record_handler(libc::SIGUSR1, handler, false);
             let signals = DeferredSignals::new();
-            signals.wait_slice(None, |mask| {
+            signals.wait_or_look(None, Duration::from_millis(ms), |mask| {
                 assert!(mask.is_none() && !is_blocked());
                 answer
             });
-            assert_eq!((signals.is_active(), is_blocked()), (expected, expected), "{handler} {answer}");
+            assert_eq!((signals.is_active(), is_blocked()), (expected, expected), "{handler} {ms} {answer}");
             assert_eq!(signals.wait_mask(None).is_some(), expected);
             signals.release();
             assert!(!is_blocked());

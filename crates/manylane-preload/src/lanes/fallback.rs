@@ -57,7 +57,8 @@ fn fall_back_now(sock: &'static Sock, fd: c_int, reason: Reason) {
         }
         // Also if another thread has made it plain, or recovery, which leaves each entry to the
         // next wait on its instance.
-        if shared.mode() == PLAIN && sock.lane_fds().next().is_some() && thread::is_own_process() {
+        let has_lanes = sock.lane_fds().next().is_some() || sock.lease().is_some();
+        if shared.mode() == PLAIN && has_lanes && thread::is_own_process() {
             epoll_set::handle_fallback(sock);
         }
     }

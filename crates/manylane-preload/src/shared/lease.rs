@@ -42,8 +42,12 @@ impl Lease {
 
     /// All descriptors of the lease that are open.
     pub(crate) fn fds(&self) -> impl Iterator<Item = c_int> {
-        let queues = self.queues.iter().flatten().map(|queue| queue.as_fd().as_raw_fd());
-        queues.chain([self.control_fd.load(Ordering::Relaxed)]).filter(|fd| *fd >= 0)
+        self.queue_fds().chain([self.control_fd.load(Ordering::Relaxed)]).filter(|fd| *fd >= 0)
+    }
+
+    /// The descriptors of the queues, by number.
+    pub(crate) fn queue_fds(&self) -> impl Iterator<Item = c_int> {
+        self.queues.iter().flatten().map(|queue| queue.as_fd().as_raw_fd())
     }
 
     /// Sends a command to the lessor; true if it acknowledged it. Requires the socket's lock.

@@ -282,7 +282,7 @@ fn poll_loop(
             let all = Cell::from_mut(&mut all[..count]).as_slice_of_cells();
             let wait = |time: Duration| {
                 let wait = |mask: Option<&sigset_t>| real::ppoll_cells(all, own, timespec_of(time), mask);
-                if time.is_zero() { wait(deferred.wait_mask(mask)) } else { deferred.wait_slice(mask, wait) }
+                deferred.wait_or_look(mask, time, wait)
             };
             if waits {
                 let entries = &all[..fds.len()];

@@ -13,7 +13,7 @@
 //! | a frame in the RX ring | any receive on the lane: queues first; the companion now and then ([`KERNEL_CHECK_INTERVAL`]), and when they are empty | ring full: the kernel counts it |
 //! | checked (`frames::parse`) | the receive | invalid frames are dropped, as the kernel does, and counted |
 //! | in the program's buffers | the receive: copied under the queue's lock; the frame goes back at once | - |
-//! | a wait | any wait on the lane: in slices, with the descriptors of its queues beside the program's; with epoll, beside the instance, whose entries stay as they are | - |
+//! | a wait | any wait on the lane: in slices, with the descriptors of its queues beside the program's; with epoll, in the instance (`epoll_set/queues.rs`) | the socket falls back if the kernel does not watch the queues |
 //! | a reply ([`send`]) | the sender: written into a free frame of a queue of the next hop's device | no next hop (then requested), no frame, longer than the MTU, control messages, flags, multicast: the companion |
 //! | the kernel is told ([`flush`]) | the sender: at once; while more frames wait to be received, together with the replies to those, up to [`TX_FRAME_BATCH_MAX`]; before any wait and before a send by the companion | the launcher checks every few milliseconds, too |
 //!
@@ -113,6 +113,15 @@ pub(crate) fn ready_lanes(sock: &'static Sock, shared: &Shared, mask: u64) -> u6
 /// True if queues hold datagrams older than all that arrive from now on.
 pub(crate) fn has_leftovers(sock: &'static Sock, shared: &Shared) -> bool {
     is_draining(shared) && lane_queues(sock, shared, u64::MAX).any(|(_, queue)| queue.has_received())
+}
+
+/// A bit for each queue of a lane that gets frames.
+#[inline]
+pub(crate) fn mask_of_lane(sock: &'static Sock, shared: &Shared, lane: usize) -> u32 {
+    if !is_open(shared) {
+        return 0;
+    }
+    lane_queues(sock, shared, 1 << lane).fold(0, |mask, (number, _)| mask | 1 << number)
 }
 
 /// Adds the sockets of the queues of the lanes of `mask` to the entries for ppoll(2), after the

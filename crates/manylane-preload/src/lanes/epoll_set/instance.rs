@@ -39,6 +39,8 @@ pub(crate) struct Item {
     pub(crate) fd: AtomicI32,
     /// The lane that the kernel watches.
     pub(crate) lane: AtomicU32,
+    /// A bit for each queue that the kernel watches.
+    pub(crate) queues: AtomicU32,
     pub(crate) events: AtomicU32,
     pub(crate) data: AtomicU64,
     /// Leftovers were already reported as an edge.

@@ -5,11 +5,13 @@
 //! | `instance.rs` | what an instance is, and its entries |
 //! | here | entries move from lane to lane, and end with their socket |
 //! | `nested.rs` | instances that are waited for as descriptors |
+//! | `queues.rs` | the queues of their lanes |
 //! | `leftovers.rs` | instances after the library detached |
 
 mod instance;
 mod leftovers;
 mod nested;
+mod queues;
 
 use std::ptr;
 use std::sync::atomic::Ordering;
@@ -25,6 +27,7 @@ use crate::shared::sock::{PLAIN, Sock};
 pub(crate) use instance::{Epoll, ITEMS_MAX, Item, KERNEL_FIRST, LANES_FIRST, NESTED, NESTED_DRAINED};
 pub(crate) use leftovers::{ctl_after_detach, has_leftovers, items_with_leftovers};
 pub(crate) use nested::{detach, has_placeholder, refresh, refresh_all, remove_placeholder};
+pub(crate) use queues::{entry_changed, unwatch_queues, watch_queues};
 
 /// True if an instance of this process watches a socket edge-triggered.
 pub(crate) fn is_edge_triggered(sock: &Sock) -> bool {
@@ -34,8 +37,9 @@ pub(crate) fn is_edge_triggered(sock: &Sock) -> bool {
 }
 
 /// A socket closes. Its lanes do, too, unless another process has them: so remove them from this
-/// process's instances. An instance that another process has stays as it is: its entries are that
-/// process's, too, and the kernel removes what no process has open.
+/// process's instances. An instance that another process has keeps the lanes: its entries are that
+/// process's, too, and the kernel removes what no process has open. It loses the queues, which the
+/// launcher has open; the other process adds them again after a slice of its wait.
 pub(crate) fn remove_sock(sock: &Sock) {
     let of = ptr::from_ref(sock);
     for epoll in Epoll::all().iter().filter(|epoll| epoll.used.load(Ordering::Acquire) == 1) {
@@ -44,19 +48,22 @@ pub(crate) fn remove_sock(sock: &Sock) {
         }
         let Some(guard) = lock(&epoll.lock, true) else { continue };
         let is_shared = epoll.forked.load(Ordering::Relaxed) != 0;
-        let epfd = epoll.any_fd().filter(|_| !is_shared);
+        let epfd = epoll.any_fd();
         for (item, at) in epoll.items() {
             if !ptr::eq(at, of) {
                 continue;
             }
+            if let Some(epfd) = epfd {
+                unwatch_queues(item, at, epfd, &guard);
+            }
             let lane = item.lane.load(Ordering::Relaxed) as usize;
-            if let (Some(epfd), true) = (epfd, lane > 0) {
+            if let (Some(epfd), true) = (epfd, lane > 0 && !is_shared) {
                 real::epoll_ctl(epfd, EPOLL_CTL_DEL, sock.fd_of(lane, -1), None);
             }
             epoll.remove_item(item, &guard);
         }
         drop(guard);
-        if let (Some(epfd), true) = (epfd, epoll.placeholder.load(Ordering::Acquire) != 0) {
+        if let (Some(epfd), true) = (epfd, !is_shared && epoll.placeholder.load(Ordering::Acquire) != 0) {
             refresh(epoll, epfd);
         }
     }
@@ -99,18 +106,20 @@ pub(crate) fn move_to_lane(epoll: &Epoll, item: &Item, sock: &Sock, epfd: c_int,
     true
 }
 
-/// A socket has become plain: entries that watch its lanes move to the socket itself, also while
-/// their thread sleeps. (Threads of other processes move their entries when they return from a
-/// slice.)
+/// A socket has become plain: entries that watch its lanes and queues move to the socket itself,
+/// also while their thread sleeps. (Threads of other processes move their entries when they return
+/// from a slice.)
 pub(crate) fn handle_fallback(sock: &Sock) {
     for epoll in Epoll::all().iter().filter(|epoll| epoll.used.load(Ordering::Acquire) == 1) {
-        let moved = |item: &Item| item.lane.load(Ordering::Relaxed) != 0;
+        let moved =
+            |item: &Item| item.lane.load(Ordering::Relaxed) | item.queues.load(Ordering::Relaxed) != 0;
         if !epoll.items().any(|(item, at)| ptr::eq(at, sock) && moved(item)) {
             continue;
         }
         let Some(epfd) = epoll.any_fd() else { continue };
         for (item, at) in epoll.items().filter(|(_, at)| ptr::eq(*at, sock)) {
             move_to_lane(epoll, item, at, epfd, 0);
+            watch_queues(epoll, item, at, epfd);
         }
     }
 }

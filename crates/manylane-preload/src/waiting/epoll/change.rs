@@ -86,7 +86,7 @@ pub(crate) unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut ep
     }
     sock.in_epoll.store(1, Ordering::Release);
     epoll_set::remove_placeholder(epoll, epfd);
-    let done = ctl_tracked(epoll, op, (sock, fd), wanted, own);
+    let done = ctl_tracked((epoll, epfd), op, (sock, fd), wanted, own);
     // Another thread may have started to wait for the instance since the check above.
     if epoll.nested.load(Ordering::SeqCst) != 0 {
         if op != EPOLL_CTL_DEL {
@@ -99,7 +99,7 @@ pub(crate) unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut ep
 
 /// Makes the program's `own` call for the descriptor that is watched, and records the change.
 fn ctl_tracked(
-    epoll: &Epoll,
+    (epoll, epfd): (&Epoll, c_int),
     op: c_int,
     (sock, fd): (&'static Sock, c_int),
     wanted: Option<(u32, u64)>,
@@ -109,9 +109,12 @@ fn ctl_tracked(
     match (op, epoll.item(sock, fd)) {
         (EPOLL_CTL_ADD, None) => {
             let done = own(fd);
-            if let (0, Some(wanted)) = (done, wanted)
-                && !add_item(epoll, ITEMS_MAX, sock, fd, wanted)
-            {
+            let (0, Some(wanted)) = (done, wanted) else { return done };
+            if add_item(epoll, ITEMS_MAX, sock, fd, wanted) {
+                if let Some(item) = epoll.item(sock, fd) {
+                    epoll_set::entry_changed(item, sock, epfd, &guard);
+                }
+            } else {
                 drop(guard);
                 fallback::fall_back(sock, fd, Reason::Full);
                 add_after_fallback(epoll, sock, fd, wanted);
@@ -128,11 +131,15 @@ fn ctl_tracked(
                 item.lane.store(0, Ordering::Release);
             }
             match (done, wanted) {
-                (0, _) if op == EPOLL_CTL_DEL => epoll.remove_item(item, &guard),
+                (0, _) if op == EPOLL_CTL_DEL => {
+                    epoll_set::unwatch_queues(item, sock, epfd, &guard);
+                    epoll.remove_item(item, &guard);
+                }
                 (0, Some((events, data))) => {
                     item.events.store(events, Ordering::Relaxed);
                     item.data.store(data, Ordering::Relaxed);
                     item.edge_reported.store(0, Ordering::Relaxed);
+                    epoll_set::entry_changed(item, sock, epfd, &guard);
                 }
                 _ => {}
             }
@@ -177,6 +184,7 @@ fn add_item(epoll: &Epoll, top: usize, sock: &Sock, fd: c_int, (events, data): (
     item.generation.store(sock.generation.load(Ordering::Relaxed), Ordering::Relaxed);
     item.fd.store(fd, Ordering::Relaxed);
     item.lane.store(0, Ordering::Relaxed);
+    item.queues.store(0, Ordering::Relaxed);
     item.events.store(events, Ordering::Relaxed);
     item.data.store(data, Ordering::Relaxed);
     item.edge_reported.store(0, Ordering::Relaxed);

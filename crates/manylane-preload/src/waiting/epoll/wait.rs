@@ -4,8 +4,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use libc::{c_int, epoll_event, pollfd, sigset_t, timespec};
-use manylane_ipc::lease::QUEUES_MAX;
+use libc::{c_int, epoll_event, sigset_t, timespec};
 use manylane_ipc::report::Reason;
 
 use crate::base::real::{self, call};
@@ -227,12 +226,12 @@ fn wait_loop(
         let wait = |time: Duration| {
             let wait = |mask: Option<&sigset_t>| {
                 if started.may_have_frames {
-                    return wait_with_queues(epoll, epfd, events, time, mask);
+                    return wait_with_frames(epoll, epfd, events, time, until, mask);
                 }
                 send_batch::flush();
                 wait_kernel(epfd, &events, time, until, mask)
             };
-            if time.is_zero() { wait(deferred.wait_mask(mask)) } else { deferred.wait_slice(mask, wait) }
+            deferred.wait_or_look(mask, time, wait)
         };
         let slice = if due { Duration::ZERO } else { until.slice() };
         let mut out = events;
@@ -273,6 +272,10 @@ fn wait_loop(
         if !slice.is_zero() {
             for (item, sock) in epoll.items() {
                 entries::revalidate(sock, item.fd.load(Ordering::Relaxed));
+                // Another process may have removed the queues from an instance of both.
+                if epoll.forked.load(Ordering::Relaxed) != 0 {
+                    item.queues.store(0, Ordering::Relaxed);
+                }
             }
         }
         // After a slice, and before the wait returns 0.
@@ -301,56 +304,43 @@ fn wait_kernel(
 /// Waits after which the kernel is polled once while queues always have frames.
 const KERNEL_POLL_INTERVAL: u32 = 8;
 
-/// As epoll_pwait(2), with the queues and prefetches of the lanes that the calling thread watches.
-/// The kernel watches the program's entries as before. Queues are polled here, and their
-/// descriptors waited for beside the instance. While there are frames, the kernel is polled only
-/// now and then.
-fn wait_with_queues(
+/// As [`wait_kernel`], with the frames and prefetched datagrams of the lanes that the calling
+/// thread watches. The kernel watches the queues, too (`epoll_set/queues.rs`), but reports only
+/// frames that come later. While there are frames, the kernel is polled only now and then.
+fn wait_with_frames(
     epoll: &'static Epoll,
     epfd: c_int,
     events: Events,
     slice: Duration,
+    until: Deadline,
     mask: Option<&sigset_t>,
 ) -> c_int {
-    let mut fds = [pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 1 + QUEUES_MAX];
-    fds[0].fd = epfd;
-    let mut used = 1;
-    let has_frames = |item: &Item, sock: &'static Sock| {
+    let has_frames = |(item, sock): (&Item, &'static Sock)| {
         let lane = item.lane.load(Ordering::Relaxed);
-        sock.shared().is_some_and(|shared| ready_in_memory(sock, shared, 1 << lane) != 0)
+        let in_memory = |shared| ready_in_memory(sock, shared, 1 << lane) != 0;
+        item.wanted() != 0 && sock.shared().is_some_and(in_memory)
     };
-    for (item, sock) in epoll.items().filter(|(item, _)| item.wanted() != 0) {
-        let lane = item.lane.load(Ordering::Relaxed);
-        if let Some(shared) = sock.shared() {
-            used = queues::append_pollfds(sock, shared, 1 << lane, &mut fds, used);
-        }
-    }
-    let frames = || epoll.items().any(|(item, sock)| item.wanted() != 0 && has_frames(item, sock));
-    let mut found = 0;
     let polls = epoll.polls.fetch_add(1, Ordering::Relaxed);
-    let some = frames();
-    if !some {
+    let mut out = events;
+    if !epoll.items().any(has_frames) {
         queues::flush();
         send_batch::flush();
-        let time = timespec { tv_sec: 0, tv_nsec: slice.as_nanos() as i64 };
-        let ready = real::ppoll(&mut fds[..used], time, mask);
-        if real::is_interrupted(ready) {
-            return -1;
-        }
-        if ready < 0 {
-            fds[0].revents = libc::POLLIN;
-        }
-    }
-    if fds[0].revents != 0 || some && polls.is_multiple_of(KERNEL_POLL_INTERVAL) {
+        out.count = wait_kernel(epfd, &events, slice, until, mask);
+    } else if polls.is_multiple_of(KERNEL_POLL_INTERVAL) {
         queues::flush();
-        found = events.epoll_pwait(epfd, 0, if some { mask } else { None });
-        if found < 0 {
-            return found;
-        }
+        out.count = wait_kernel(epfd, &events, Duration::ZERO, until, mask);
     }
-    let mut out = Events { count: found, ..events };
+    if out.count < 0 {
+        return out.count;
+    }
+    if out.count > 1 {
+        epoll
+            .items()
+            .filter(|(item, _)| item.queues.load(Ordering::Relaxed) != 0)
+            .for_each(|(item, _)| out.merge(item));
+    }
     for (item, sock) in epoll.items_round_robin(polls) {
-        if item.wanted() != 0 && has_frames(item, sock) {
+        if has_frames((item, sock)) {
             out.add(item);
         }
     }
@@ -434,6 +424,9 @@ fn start_wait(epoll: &'static Epoll, epfd: c_int) -> StartedWait {
         {
             fallback::fall_back(sock, fd, Reason::SharedEpoll);
         }
+        if !epoll_set::watch_queues(epoll, item, sock, epfd) {
+            fallback::fall_back(sock, fd, Reason::Full);
+        }
         let WaitMode::Sliced { is_due, .. } = mode else { continue };
         let lane = item.lane.load(Ordering::Relaxed) as usize;
         started.is_sliced = true;
@@ -479,6 +472,23 @@ impl Events {
         // address.
         let out = (0..self.count as usize).map(|nth| unsafe { &mut *self.ptr.wrapping_add(nth) });
         out.into_iter().find(|event| { event.u64 } == data)
+    }
+
+    /// Makes one event of those for an entry's descriptor and queues.
+    fn merge(&mut self, item: &Item) {
+        let data = item.data.load(Ordering::Relaxed);
+        // SAFETY: program arguments; an event may be at any address.
+        let at = |nth: usize| unsafe { &mut *self.ptr.wrapping_add(nth) };
+        let mut count = self.count as usize;
+        let Some(first) = (0..count).find(|nth| { at(*nth).u64 } == data) else { return };
+        for nth in (first + 1..count).rev() {
+            if { at(nth).u64 } == data {
+                at(first).events |= at(nth).events;
+                count -= 1;
+                *at(nth) = *at(count);
+            }
+        }
+        self.count = count as c_int;
     }
 
     /// True if an entry is reported as readable.
