@@ -48,5 +48,7 @@ fn answer_peers(engine: Engine, lanes: usize, peers: usize) {
     send_and_wait(|| {
         (0..DATAGRAMS * lanes).for_each(|number| clients[number % peers].send(b"some request"));
     });
-    answer_batches(socket.into_lanes());
+    for (number, lane) in socket.into_lanes().into_iter().enumerate() {
+        answer_batches(number, lane);
+    }
 }

@@ -88,21 +88,18 @@ pub(crate) fn check(what: impl Display, sizes: &[usize], mut phases: &[Phase]) {
     assert!(is_flat, "{what}: instructions and system calls of each batch: {costs:?}");
 }
 
-/// Lets each lane receive and answer [`BATCHES`] batches of [`BATCH`] datagrams. Marks all but the
-/// first one, which all lanes receive before the next one of any: it may make another thread look
-/// up the next hop again.
-pub(crate) fn answer_batches(mut lanes: Vec<Lane>) {
-    lanes.iter_mut().for_each(|lane| answer(lane, || ()));
-    for (number, mut lane) in lanes.into_iter().enumerate() {
-        // No other lane's thread runs, because the trace does not tell threads apart. Each has a
-        // larger stack than those before it, and so never one that another has left.
-        let thread = thread::Builder::new().stack_size(STACK_MIN + number * PAGE).spawn(move || {
-            (0..TRACED_BATCHES).for_each(|_| answer(&mut lane, mark));
-            lane
-        });
-        // The lane stays open.
-        std::mem::forget(thread.unwrap().join().unwrap());
-    }
+/// Lets one of several lanes receive and answer [`BATCHES`] batches of [`BATCH`] datagrams. Marks
+/// all but the first one, which may make another thread look up the next hop again.
+pub(crate) fn answer_batches(number: usize, mut lane: Lane) {
+    answer(&mut lane, || ());
+    // No other lane's thread runs, because the trace does not tell threads apart. Each has a
+    // larger stack than those before it, and so never one that another has left.
+    let thread = thread::Builder::new().stack_size(STACK_MIN + number * PAGE).spawn(move || {
+        (0..TRACED_BATCHES).for_each(|_| answer(&mut lane, mark));
+        lane
+    });
+    // The lane stays open.
+    std::mem::forget(thread.unwrap().join().unwrap());
 }
 
 fn answer(lane: &mut Lane, mark: fn()) {
