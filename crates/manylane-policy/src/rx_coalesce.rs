@@ -23,9 +23,11 @@
 //! A delay costs latency, and saves CPU time that nothing may need. So unless the user sets it, the
 //! longest delay follows how busy their CPUs are ([`cpu_load`](crate::cpu_load)), as
 //! adaptive interrupt moderation of a device follows its rate: none while the CPUs are less than
-//! [half busy](BUSY_MIN), twice as long after each window in which they are busier than
-//! [`BUSY_MAX`], and half as long after each one below. The delay makes the CPUs less busy, so it
-//! settles where they are between the two.
+//! [half busy](BUSY_MIN), half as long after each window below that, and twice as long after two
+//! windows in a row in which they are busier than [`BUSY_MAX`]. The delay makes the CPUs less busy,
+//! so it settles where they are between the two. There it is halved after two windows, too, because
+//! it may have grown under a load that is gone, at the start of a server for instance. If the load
+//! is still there, it grows again.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -46,10 +48,13 @@ const DELAY_MIN: Duration = Duration::from_micros(25);
 /// A delay may let this share of the receive buffer fill; the remainder is for bursts.
 const RCVBUF_DIVISOR: usize = 4;
 
-/// Percentages of a busy CPU, between which the longest delay stays as it is.
+/// Percentages of a busy CPU, between which the longest delay shrinks slowly.
 pub const BUSY_MIN: u32 = 50;
 /// See [`BUSY_MIN`].
 pub const BUSY_MAX: u32 = 75;
+/// Windows in a row above or between the two before the longest delay changes. One alone may be a
+/// measuring error: idle time counts in units of a tenth of a window.
+const WINDOWS_IN_A_ROW: u32 = 2;
 /// The longest delay starts here, and ends at the second.
 const LOAD_DELAY_RANGE: (Duration, Duration) = (Duration::from_micros(50), Duration::from_micros(500));
 
@@ -70,6 +75,19 @@ pub struct RxCoalesce {
     average: Option<usize>,
     /// None: the longest delay is fixed.
     load: Option<LoadWatch>,
+    level: Level,
+    /// Windows in a row with that load; between the limits, since the longest delay changed.
+    windows: u32,
+}
+
+/// How busy the CPUs were in a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Level {
+    /// Less than [`BUSY_MIN`].
+    Low,
+    Middle,
+    /// [`BUSY_MAX`] or more.
+    High,
 }
 
 impl RxCoalesce {
@@ -88,6 +106,8 @@ impl RxCoalesce {
             since_probe: 0,
             average: None,
             load: None,
+            level: Level::Low,
+            windows: 0,
         }
     }
 
@@ -146,12 +166,23 @@ impl RxCoalesce {
 
     fn set_busy(&mut self, percent: u32) {
         let (min, max) = LOAD_DELAY_RANGE;
-        let longest = match percent {
-            BUSY_MAX.. => (self.max_delay * 2).clamp(min, max),
-            BUSY_MIN.. => return,
+        let level = match percent {
+            BUSY_MAX.. => Level::High,
+            BUSY_MIN.. => Level::Middle,
+            _ => Level::Low,
+        };
+        self.windows = if level == self.level { self.windows.saturating_add(1) } else { 1 };
+        self.level = level;
+        let is_settled = self.windows >= WINDOWS_IN_A_ROW;
+        let longest = match level {
+            Level::High | Level::Middle if !is_settled => return,
+            Level::High => (self.max_delay * 2).clamp(min, max),
             _ if self.max_delay <= min => Duration::ZERO,
             _ => self.max_delay / 2,
         };
+        if level == Level::Middle {
+            self.windows = 0;
+        }
         if longest != self.max_delay {
             self.set_max_delay(longest);
         }
@@ -352,9 +383,15 @@ mod tests {
             coalesce.set_busy(busy);
             coalesce.max_delay().as_micros()
         };
-        assert_eq!([49, 50, 74].map(&mut after), [0, 0, 0]);
-        assert_eq!([75, 80, 60, 100, 100, 100].map(&mut after), [50, 100, 100, 200, 400, 500]);
+        assert_eq!([49, 50, 74, 75, 60, 75, 49].map(&mut after), [0; 7]);
+        assert_eq!(
+            [75, 80, 75, 60, 100, 100, 100, 100].map(&mut after),
+            [0, 50, 100, 100, 100, 200, 400, 500]
+        );
         assert_eq!([50, 49, 0, 0, 0, 0].map(&mut after), [500, 250, 125, 62, 31, 0]);
+        assert_eq!([75, 75, 75, 75].map(&mut after), [0, 50, 100, 200]);
+        assert_eq!([50, 74, 60, 75, 60].map(&mut after), [200, 100, 100, 100, 100]);
+        assert_eq!([60, 60, 60, 60, 60].map(&mut after), [50, 50, 0, 0, 0]);
     }
 
     #[test]
