@@ -13,7 +13,8 @@
  * as waiting, and the parent has reaped them. "stopped": they continue later.
  * "load": killed in a wait, and the others then never wait for long; with
  * "pauses" they do. "running": killed at any moment under load; each may lose
- * the datagram that it had just received.
+ * the datagram that it had just received, and with a library those of a call
+ * that receives ahead.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -42,6 +43,8 @@
 #define DATAGRAMS_MAX 100000
 /* Waits of at least 100 us: a process may get no CPU time for long. */
 #define WAITS_MAX 400000
+/* Datagrams that the library may receive ahead. */
+#define PREFETCH_MAX 32
 /* Messages that are sent to hang receivers and not received yet. */
 #define HANGS_IN_FLIGHT 32
 
@@ -285,6 +288,8 @@ static void send_load(unsigned first, unsigned pace, unsigned bursts_min,
 		burst();
 		if (kill_at && i == kill_at) {
 			lost_max = VICTIMS;
+			if (getenv("LD_PRELOAD"))
+				lost_max += VICTIMS * PREFETCH_MAX;
 			signal_range(0, VICTIMS, SIGKILL);
 			/* Without CPU time they cannot die. */
 			for (at = 0; at < VICTIMS; at++)
