@@ -116,7 +116,11 @@ pub fn run(plan: &Plan, stop: &AtomicBool, mut progress: impl FnMut(&RequestCoun
     }
     let asking = client.send_duration.unwrap_or_else(|| start.elapsed());
     // Duplicate replies may still be on the way, and have to be counted, too.
-    client.recv_replies(Duration::from_millis(1), start)?;
+    for _ in 0..BURST_REQUESTS {
+        if client.recv_replies(Duration::from_millis(1), start)? == 0 {
+            break;
+        }
+    }
     Ok(Outcome {
         counts: client.tracker.counts(),
         latency: client.latency,
@@ -270,27 +274,27 @@ impl<'a> Client<'a> {
         Ok(())
     }
 
-    /// Waits at most `wait` for replies, and records all that have arrived.
-    fn recv_replies(&mut self, wait: Duration, start: Instant) -> Result<()> {
+    /// Waits at most `wait` for replies, and records one of each flow that has some. Returns the
+    /// number of these flows.
+    fn recv_replies(&mut self, wait: Duration, start: Instant) -> Result<usize> {
         for _ in 0..if self.plan.busy_poll { BUSY_POLL_FLOWS } else { 0 } {
             // A receive polls the device queue by which the flow's last reply came.
             self.recv_from(self.next_polled, start);
             self.next_polled = (self.next_polled + 1) % self.flows.len();
         }
         let ready: Vec<u64> = self.epoll.wait(wait).context("cannot wait for replies")?.collect();
-        ready.into_iter().for_each(|flow| self.recv_from(flow as usize, start));
-        Ok(())
+        ready.iter().for_each(|flow| self.recv_from(*flow as usize, start));
+        Ok(ready.len())
     }
 
-    /// Records replies of a flow, at most a burst.
+    /// Records one reply of a flow. If more are queued, the next wait reports the flow again: that
+    /// is cheaper than a receive that finds none.
     fn recv_from(&mut self, flow: usize, start: Instant) {
-        for _ in 0..BURST_REQUESTS {
-            match self.flows[flow].recv(&mut self.buffer) {
-                Ok(len) => self.handle_reply(flow, len, nanos(start.elapsed())),
-                Err(err) if err.kind() == io::ErrorKind::ConnectionRefused => self.refused += 1,
-                // Any other error is transient, or means that no datagram is queued.
-                Err(_) => return,
-            }
+        match self.flows[flow].recv(&mut self.buffer) {
+            Ok(len) => self.handle_reply(flow, len, nanos(start.elapsed())),
+            Err(err) if err.kind() == io::ErrorKind::ConnectionRefused => self.refused += 1,
+            // Any other error is transient, or means that no datagram is queued.
+            Err(_) => {}
         }
     }
 
