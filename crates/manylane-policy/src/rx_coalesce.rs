@@ -23,11 +23,11 @@
 //! A delay costs latency, and saves CPU time that nothing may need. So unless the user sets it, the
 //! longest delay follows how busy their CPUs are ([`cpu_load`](crate::cpu_load)), as
 //! adaptive interrupt moderation of a device follows its rate: none while the CPUs are less than
-//! [half busy](BUSY_MIN), half as long after each window below that, and twice as long after two
-//! windows in a row in which they are busier than [`BUSY_MAX`]. The delay makes the CPUs less busy,
-//! so it settles where they are between the two. There it is halved after two windows, too, because
-//! it may have grown under a load that is gone, at the start of a server for instance. If the load
-//! is still there, it grows again.
+//! [half busy](BUSY_MIN), half as long after each window below that, and twice as long after each
+//! window, but for the first in a row, in which they are busier than [`BUSY_MAX`]. The delay makes
+//! the CPUs less busy, so it settles where they are between the two. There it is halved after each
+//! two windows, because it may have grown under a load that is gone, at the start of a server for
+//! instance. If the load is still there, it grows again.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
