@@ -24,9 +24,9 @@
 //! longest delay follows how busy their CPUs are ([`cpu_load`](crate::cpu_load)), as
 //! adaptive interrupt moderation of a device follows its rate: none while the CPUs are less than
 //! [half busy](BUSY_MIN), half as long after each window below that, and twice as long after each
-//! window, but for the first in a row, in which they are busier than [`BUSY_MAX`]. The delay makes
-//! the CPUs less busy, so it settles where they are between the two. There it is halved after each
-//! two windows, because it may have grown under a load that is gone, at the start of a server for
+//! window in which they are busier than [`BUSY_MAX`], if that is certain. The delay makes the CPUs
+//! less busy, so it settles where they are between the two. There it is halved after each two
+//! windows, because it may have grown under a load that is gone, at the start of a server for
 //! instance. If the load is still there, it grows again.
 
 use std::os::fd::AsFd;
@@ -52,9 +52,13 @@ const RCVBUF_DIVISOR: usize = 4;
 pub const BUSY_MIN: u32 = 50;
 /// See [`BUSY_MIN`].
 pub const BUSY_MAX: u32 = 75;
-/// Windows in a row above or between the two before the longest delay changes. One alone may be a
-/// measuring error: idle time counts in units of a tenth of a window.
+/// Windows in a row above or between the two before the longest delay changes, because one alone
+/// may be a measuring error.
 const WINDOWS_IN_A_ROW: u32 = 2;
+/// The largest error: idle time counts in units of a tenth of a window.
+const BUSY_ERROR: u32 = 10;
+/// This cannot be an error.
+const BUSY_SURELY: u32 = BUSY_MAX + BUSY_ERROR;
 /// The longest delay starts here, and ends at the second.
 const LOAD_DELAY_RANGE: (Duration, Duration) = (Duration::from_micros(50), Duration::from_micros(500));
 
@@ -173,7 +177,7 @@ impl RxCoalesce {
         };
         self.windows = if level == self.level { self.windows.saturating_add(1) } else { 1 };
         self.level = level;
-        let is_settled = self.windows >= WINDOWS_IN_A_ROW;
+        let is_settled = self.windows >= WINDOWS_IN_A_ROW || percent >= BUSY_SURELY;
         let longest = match level {
             Level::High | Level::Middle if !is_settled => return,
             Level::High => (self.max_delay * 2).clamp(min, max),
@@ -383,15 +387,13 @@ mod tests {
             coalesce.set_busy(busy);
             coalesce.max_delay().as_micros()
         };
-        assert_eq!([49, 50, 74, 75, 60, 75, 49].map(&mut after), [0; 7]);
-        assert_eq!(
-            [75, 80, 75, 60, 100, 100, 100, 100].map(&mut after),
-            [0, 50, 100, 100, 100, 200, 400, 500]
-        );
+        assert_eq!([49, 50, 74, 75, 60, 84, 49].map(&mut after), [0; 7]);
+        assert_eq!([75, 84, 75, 60].map(&mut after), [0, 50, 100, 100]);
+        assert_eq!([85, 100, 100, 100].map(&mut after), [200, 400, 500, 500]);
         assert_eq!([50, 49, 0, 0, 0, 0].map(&mut after), [500, 250, 125, 62, 31, 0]);
-        assert_eq!([75, 75, 75, 75].map(&mut after), [0, 50, 100, 200]);
-        assert_eq!([50, 74, 60, 75, 60].map(&mut after), [200, 100, 100, 100, 100]);
-        assert_eq!([60, 60, 60, 60, 60].map(&mut after), [50, 50, 0, 0, 0]);
+        assert_eq!([85, 75, 75, 84].map(&mut after), [50, 100, 200, 400]);
+        assert_eq!([50, 74, 60, 75, 60].map(&mut after), [400, 200, 200, 200, 200]);
+        assert_eq!([60, 60, 60, 60, 60, 60].map(&mut after), [100, 100, 50, 50, 0, 0]);
     }
 
     #[test]
