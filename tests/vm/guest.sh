@@ -404,6 +404,7 @@ if [ -e /bin/loopback_shared_lines ]; then
   echo "$(nproc) CPUs"
   check "lanes of engine mmsg" trace loopback_shared_lines loopback_mmsg_lanes_share_no_written_line
   check "lanes of engine uring" trace loopback_shared_lines loopback_uring_lanes_share_no_written_line
+  check "lanes of engine xdp" trace netns_xdp_shared_lines netns_xdp_lanes_share_no_written_line
   echo DONE
   poweroff -f
 fi

@@ -5,7 +5,7 @@
 # no veth. KERNEL is a version of Debian's: 5.10, 6.1 or 6.12. The machine runs
 # guest.sh, whose lines this reads: PASS, FAIL, SKIP, and HOST for what the host
 # has to do, at the far end of the machine's network devices. With CPUS=8 it
-# traces lanes instead (tests/tests/loopback_shared_lines.rs).
+# traces lanes instead (tests/tests/*_shared_lines.rs).
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/../../scripts/lib.sh"
@@ -58,12 +58,14 @@ fetch_kernel() {
 
 # Valgrind, and the tests that trace lanes.
 add_trace() {
-  local file test=/bin/loopback_shared_lines
-  file=$("${CARGO:-cargo}" test --package manylane-tests --test "${test##*/}" --no-run --message-format json 2>/dev/null |
-    sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
-  [ -n "$file" ] || die "the tests were not built: cargo test --package manylane-tests --no-run"
-  strip -o "$tree$test" "$file"
-  linked+=("$tree$test")
+  local file test
+  for test in loopback_shared_lines netns_xdp_shared_lines; do
+    file=$("${CARGO:-cargo}" test --package manylane-tests --test "$test" --no-run --message-format json 2>/dev/null |
+      sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
+    [ -n "$file" ] || die "the tests were not built: cargo test --package manylane-tests --no-run"
+    strip -o "$tree/bin/$test" "$file"
+    linked+=("$tree/bin/$test")
+  done
   for file in /usr/bin/valgrind{,.bin} /usr/libexec/valgrind/{default.supp,lackey-amd64-linux,vgpreload_core-amd64-linux.so}; do
     install -D "$file" "$tree$file"
   done

@@ -7,6 +7,7 @@
 use std::fmt::Display;
 use std::process::Command;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
 use std::{env, process, thread};
 
 use manylane::Lane;
@@ -20,6 +21,10 @@ pub(crate) const BATCHES: usize = 1 + TRACED_BATCHES;
 /// The one with the fewest instructions counts. The others may have work that a lane does at most
 /// once in some milliseconds, or another thread's, which follows the kernel's routes.
 const TRACED_BATCHES: usize = 6;
+
+/// Pause before each traced batch, in which other threads run: valgrind runs one at a time. The first
+/// batch may have asked one for the next hop, and costs more until there is an answer.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Set in the traced process.
 const VARIABLE: &str = "MANYLANE_TRACED";
@@ -95,7 +100,10 @@ pub(crate) fn answer_batches(number: usize, mut lane: Lane) {
     // No other lane's thread runs, because the trace does not tell threads apart. Each has a
     // larger stack than those before it, and so never one that another has left.
     let thread = thread::Builder::new().stack_size(STACK_MIN + number * PAGE).spawn(move || {
-        (0..TRACED_BATCHES).for_each(|_| answer(&mut lane, mark));
+        (0..TRACED_BATCHES).for_each(|_| {
+            thread::sleep(PAUSE);
+            answer(&mut lane, mark);
+        });
         lane
     });
     // The lane stays open.
