@@ -11,6 +11,11 @@
 //!   thread has not done so for a slice. If it reports datagrams of other sockets, it reads the
 //!   clock in one wait of eight only, so that datagrams do not pay for that.
 //!
+//! An owner that was preempted, perhaps by the thread that polls, does not wait either. It needs
+//! its CPU, not help: what it does for a datagram costs less, and its batches grow meanwhile. So a
+//! thread that has found datagrams lets others run before it takes some. Of an owner that went on
+//! then, it takes none ([`without_running`]).
+//!
 //! So a datagram reaches the threads that the kernel's one socket would have given it to: at once
 //! if they poll, within a slice if they sleep.
 //!
@@ -42,7 +47,7 @@ use crate::group::change;
 use crate::group::owners;
 use crate::group::recovery;
 use crate::group::sampling;
-use crate::shared::sock::{MULTI_LANE, PLAIN, Shared, Sock, WAITS_ON};
+use crate::shared::sock::{MULTI_LANE, Member, PLAIN, Shared, Sock, WAITS_ON};
 use crate::shared::{liveness, report, thread};
 use crate::xdp::queues;
 
@@ -114,6 +119,32 @@ fn orphan_lane(sock: &Sock, shared: &Shared, lane: usize) {
     queues::distribute(shared);
 }
 
+/// Receives from other lanes before their owners get the CPU again.
+const HELP_RECEIVES_MAX: u32 = 64;
+
+/// The lanes of `mask`, which have datagrams and are not the caller's, without those whose owners
+/// go on while `run_others` gives them the CPU. The answer holds for some receives.
+pub(crate) fn without_running(shared: &Shared, member: &Member, mask: u64, run_others: impl FnOnce()) -> u64 {
+    let left = if mask == 0 { 0 } else { member.found_in_other_lanes.load(Ordering::Relaxed) };
+    if left > 1 {
+        member.found_in_other_lanes.store(left - 1, Ordering::Relaxed);
+        return mask;
+    }
+    let heartbeat = |lane: usize| {
+        let owner = if mask & 1 << lane == 0 { None } else { shared.owner_of(lane) };
+        owner.map(|owner| owner.heartbeat.load(Ordering::Relaxed))
+    };
+    let before: [_; LANES_MAX] = std::array::from_fn(heartbeat);
+    if before.iter().any(Option::is_some) {
+        run_others();
+    }
+    let goes_on = |lane: &usize| before[*lane].is_some() && heartbeat(*lane) != before[*lane];
+    let found = (0..LANES_MAX).filter(goes_on).fold(mask, |found, lane| found & !(1 << lane));
+    let receives = if found == 0 { 0 } else { HELP_RECEIVES_MAX };
+    member.found_in_other_lanes.store(receives, Ordering::Relaxed);
+    found
+}
+
 /// True if the caller can receive a datagram from another lane than the one it watches.
 pub(crate) fn poll_other_lanes(sock: &'static Sock, shared: &Shared, fd: c_int, watched: usize) -> bool {
     recovery::recover(sock, shared);
@@ -136,12 +167,10 @@ pub(crate) fn poll_other_lanes(sock: &'static Sock, shared: &Shared, fd: c_int, 
             .filter(|lane| retired & mask & !has & 1 << lane != 0)
             .for_each(|lane| sock_fds::mark_lane_empty(sock, shared, fd, lane));
     }
-    let found = has & !(1 << watched) != 0;
-    if let Some(member) = thread::member(sock, shared) {
-        member.found_in_other_lanes.store(u32::from(found), Ordering::Relaxed);
-        member.polled_at_ms.store(tick::coarse_ms(), Ordering::Relaxed);
-    }
-    found
+    let found = has & !(1 << watched);
+    let Some(member) = thread::member(sock, shared) else { return found != 0 };
+    member.polled_at_ms.store(tick::coarse_ms(), Ordering::Relaxed);
+    without_running(shared, member, found, std::thread::yield_now) != 0
 }
 
 /// A bit for each lane that the caller may receive from beside the one it watches, and for that one
@@ -155,4 +184,33 @@ fn other_lanes(sock: &Sock, shared: &Shared, watched: usize) -> u64 {
 /// True if the library holds datagrams of a plain socket that are older than all in the kernel.
 pub(crate) fn has_older(sock: &'static Sock, shared: &Shared, fd: c_int) -> bool {
     queues::has_leftovers(sock, shared) || prefetch::has_leftovers(sock, shared, fd)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shared::memory;
+
+    #[test]
+    fn an_owner_that_only_needs_the_cpu_keeps_its_datagrams() {
+        let shared = &memory::map::<Shared>(1, true).unwrap()[0];
+        let [caller, first, second] = [0, 1, 2].map(|at| &shared.members[at]);
+        shared.owner[1].store(2, Ordering::Relaxed);
+        shared.owner[2].store(3, Ordering::Relaxed);
+        let found = |mask, run_others: &dyn Fn()| without_running(shared, caller, mask, run_others);
+        assert_eq!(found(0b110, &|| first.beat()), 0b100);
+        // The answer holds for some receives.
+        for _ in 1..HELP_RECEIVES_MAX {
+            assert_eq!(found(0b100, &|| unreachable!()), 0b100);
+        }
+        assert_eq!(found(0b100, &|| second.beat()), 0);
+        assert_eq!(found(0b110, &|| [first, second].iter().for_each(|owner| owner.beat())), 0);
+        // Nothing is left, so that the next ones are looked at again.
+        assert_eq!(found(0b10, &|| ()), 0b10);
+        assert_eq!(found(0, &|| unreachable!()), 0);
+        assert_eq!(found(0b10, &|| first.beat()), 0);
+        // A lane without an owner is for all.
+        shared.owner[1].store(0, Ordering::Relaxed);
+        assert_eq!(found(0b10, &|| unreachable!()), 0b10);
+    }
 }

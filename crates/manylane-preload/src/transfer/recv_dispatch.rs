@@ -33,7 +33,7 @@ use crate::batching::prefetch;
 use crate::batching::readiness::{lane_pollfds, lanes_with};
 use crate::batching::{rx_coalesce, send_batch};
 use crate::fds::sock_fds::{self, is_managed};
-use crate::group::coverage::uncovered;
+use crate::group::coverage::{uncovered, without_running};
 use crate::group::{owners, recovery, sampling};
 use crate::lanes::{entries, single_receiver};
 use crate::shared::sock::{BLOCKS, MULTI_LANE, OBSERVING, PLAIN, SINGLE, Shared, Sock};
@@ -270,9 +270,12 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         // An error of a socket is received like a datagram: no other thread may wait for it.
         let events = libc::POLLIN | libc::POLLERR;
         let ready = lanes_with(events, self.sock, self.shared, self.fd, mask);
+        let ready = match own {
+            Some(_) => without_running(self.shared, self.member, ready, std::thread::yield_now),
+            None => ready,
+        };
         for lane in (0..LANES_MAX).filter(|lane| ready & 1 << lane != 0) {
             if let Some(answer) = self.try_lane(lane) {
-                self.member.found_in_other_lanes.store(1, Ordering::Relaxed);
                 return Some(answer);
             }
         }

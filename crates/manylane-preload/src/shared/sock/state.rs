@@ -51,7 +51,8 @@ pub(crate) struct Member {
     pub(crate) kind: AtomicU32,
     /// Slot in the report plus 1; 0 if none.
     pub(crate) slot: AtomicU32,
-    /// Its last poll of other lanes found a datagram, so there may be more.
+    /// Not 0: its last poll of other lanes found a datagram, so there may be more. Receives until
+    /// their owners get the CPU again (`coverage.rs`).
     pub(crate) found_in_other_lanes: AtomicU32,
     /// Its process, as that sees itself; 0 if it is not known yet.
     pub(crate) pid: AtomicU32,
