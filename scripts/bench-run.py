@@ -154,6 +154,7 @@ def main():
     parser.add_argument("--timeout", type=seconds, default=1.0, metavar="SECONDS", help="time after which a reply counts as lost")
     parser.add_argument("--load", choices=loads.LOADS, default="send", help="load generator; others than send are for DNS servers")
     parser.add_argument("--busy-poll", action="store_true", help="the client polls its device for replies, so that the server does not wake it")
+    parser.add_argument("--client", default="", metavar="OPTIONS", help="more options of 'manylane send', such as '--engine xdp'")
     parser.add_argument("--device", help="device that kxdpgun sends through")
     parser.add_argument("--address", default="127.0.0.1", help="address of the server")
     parser.add_argument("--server-in", default="", help="command that starts the server, such as 'ip netns exec NAME'")

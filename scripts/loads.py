@@ -31,6 +31,7 @@ def by_send(running, args, rate, seconds):
     command += ["--expect", server.expected(running.answer), "--rate", str(int(rate)), "--duration", f"{seconds}s"]
     command += ["--flows", str(args.flows), "--timeout", f"{args.timeout}s", "--json"]
     command += ["--busy-poll"] if args.busy_poll else []
+    command += args.client.split()
     row = json.loads(run(args, *command))["rows"][0]
     return {
         "sent": row["asked"],

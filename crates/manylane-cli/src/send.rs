@@ -1,6 +1,7 @@
 //! `manylane send`: the load generator, with or without replies.
 
 mod duration;
+mod lanes;
 mod row;
 #[cfg(feature = "bench")]
 mod testbed;
@@ -13,6 +14,7 @@ use manylane_measure::{Document, Traffic, Until, sockets};
 use serde::Serialize;
 
 use self::duration::{DEFAULT_DURATION, send_duration, send_for};
+use self::lanes::Lanes;
 use self::row::{Quantiles, Row};
 use crate::args::SendArgs;
 use crate::output::{self, UsageError};
@@ -83,12 +85,18 @@ fn send_requests(args: &SendArgs, to: SocketAddr) -> Result<Row> {
         || rate * send_duration(args).unwrap_or(DEFAULT_DURATION).as_secs_f64(),
         |count| count as f64,
     );
-    let mut progress = Progress::bar();
-    let outcome = client::run(&plan, &stop, |tally: &RequestCounts| {
-        progress
-            .show(tally.asked as f64 / total, &format!("{} asked, {} answered", tally.asked, tally.answered));
-    })?;
-    drop(progress);
+    let mut bar = Progress::bar();
+    let progress = |tally: &RequestCounts| {
+        bar.show(tally.asked as f64 / total, &format!("{} asked, {} answered", tally.asked, tally.answered));
+    };
+    let outcome = match args.engine {
+        Some(engine) => {
+            let mut lanes = Lanes::open(&plan, engine, &args.interface)?;
+            client::run_over(&mut lanes, &plan, &stop, progress)
+        }
+        None => client::run(&plan, &stop, progress),
+    }?;
+    drop(bar);
     let tally = outcome.counts;
     Ok(Row {
         sent: tally.asked,
@@ -126,6 +134,7 @@ struct Settings {
     command: String,
     to: Option<String>,
     sender: &'static str,
+    engine: Option<String>,
     rate_pps: Option<f64>,
     count: Option<u64>,
     duration_seconds: Option<f64>,
@@ -146,8 +155,10 @@ impl Settings {
                 _ if args.testbed => "XDP live frames in a testbed",
                 (Expect::Nothing, false) => "sockets (sendmmsg)",
                 (Expect::Nothing, true) => "sockets (sendmmsg, UDP GSO)",
+                _ if args.engine.is_some() => "lanes, open loop",
                 _ => "sockets, open loop",
             },
+            engine: args.engine.map(|engine| engine.to_string()),
             rate_pps: args.rate.pps(),
             count: args.count,
             duration_seconds: send_duration(args).map(|time| time.as_secs_f64()),

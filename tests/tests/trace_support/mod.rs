@@ -22,8 +22,8 @@ pub(crate) const BATCHES: usize = 1 + TRACED_BATCHES;
 /// once in some milliseconds, or another thread's, which follows the kernel's routes.
 const TRACED_BATCHES: usize = 6;
 
-/// Pause before each traced batch, in which other threads run: valgrind runs one at a time. The first
-/// batch may have asked one for the next hop, and costs more until there is an answer.
+/// Pause before each traced batch, in which other threads run: valgrind runs one at a time. The
+/// first batch may have asked one for the next hop, and replies cost more until there is an answer.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Set in the traced process.

@@ -168,6 +168,15 @@ pub(crate) struct SendArgs {
     /// device.
     #[arg(long, requires = "expect")]
     pub(crate) busy_poll: bool,
+    /// Engine of a lane for each source port, in place of kernel sockets; with --expect
+    ///
+    /// mmsg, uring or xdp. A client on engine xdp (root) needs a fraction of the CPU time, and so
+    /// measures faster servers.
+    #[arg(long, requires = "expect")]
+    pub(crate) engine: Option<Engine>,
+    /// Network devices of engine xdp, such as eth0,eth1 [default: those with the source address]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', requires = "engine")]
+    pub(crate) interface: Vec<String>,
     /// Send many datagrams as one message (UDP GSO); not with --expect
     #[arg(long)]
     #[cfg_attr(feature = "bench", arg(conflicts_with = "testbed"))]

@@ -72,10 +72,13 @@ fn loopback_echo_answers_every_request() {
         let echo = Echo::start(&["--lanes", lanes, "--recv-buffer", "4M"]);
         let asked = count.to_string();
         let words = ["send", &echo.addr, "--expect", "echo", "--count", &asked, "--rate", "5k", "--json"];
-        let output = run(&[&words[..], &["--size", size, "--flows", "3", "--timeout", "120s"]].concat());
+        let by_lanes: &[&str] = if size == "8" { &["--engine", "mmsg"] } else { &[] };
+        let words = [&words[..], &["--size", size, "--flows", "3", "--timeout", "120s"], by_lanes].concat();
+        let output = run(&words);
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
         let sent = document(&stdout(&output));
         assert_eq!(sent["schema"], "manylane.send.v1");
+        assert_eq!(sent["settings"]["engine"].as_str(), by_lanes.get(1).copied());
         let row = &sent["rows"][0];
         for (name, value) in
             [("asked", count), ("answered", count), ("lost", 0), ("duplicates", 0), ("unexpected", 0)]

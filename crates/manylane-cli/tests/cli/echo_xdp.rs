@@ -26,6 +26,55 @@ impl Drop for Running {
     }
 }
 
+/// Both ends on engine xdp, sleeping and polling: no request is lost, and none is answered twice.
+#[test]
+fn netns_send_by_lanes_of_engine_xdp_checks_every_reply() {
+    if !skip::need_root("netns_send_by_lanes_of_engine_xdp_checks_every_reply") {
+        return;
+    }
+    let testbed = Testbed::new(&Layout { ipv6: false, queues: 2, ..Layout::default() }).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let mut command = b.command(PROGRAM).unwrap();
+    let addr = format!("{}:0", b.ip4(0));
+    command.args(["echo", &addr, "--lanes", "1", "--engine", "xdp", "--interval", "0"]);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut running = Running(command.spawn().unwrap());
+    let mut lines = BufReader::new(running.0.stderr.take().unwrap()).lines();
+    let to = lines.next().unwrap().unwrap().strip_prefix("listening on ").unwrap().to_owned();
+    thread::spawn(move || lines.for_each(drop));
+    let send = |options: &[&str]| {
+        let mut command = a.command(PROGRAM).unwrap();
+        command.args([
+            "send",
+            &to,
+            "--expect",
+            "echo",
+            "--count",
+            "2000",
+            "--rate",
+            "4k",
+            "--timeout",
+            "120s",
+        ]);
+        command.args(["--engine", "xdp", "--json"]).args(options);
+        command.output().unwrap()
+    };
+    for options in [&["--flows", "2"][..], &["--flows", "2", "--busy-poll", "--interface", a.device(0)]] {
+        let output = send(options);
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        let sent: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let row = &sent["rows"][0];
+        for (name, value) in [("asked", 2000), ("answered", 2000), ("duplicates", 0), ("unexpected", 0)] {
+            assert_eq!(row[name], value, "{name} of {row}");
+        }
+        assert_eq!(row["latency_ns"]["count"], 2000);
+    }
+    // No other engine takes its place.
+    let output = send(&["--interface", "none0"]);
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && message.contains("none0"), "{message}");
+}
+
 #[test]
 fn netns_echo_answers_on_the_configured_vlans() {
     const FRAMES_EACH: u64 = 10;
