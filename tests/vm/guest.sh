@@ -380,6 +380,7 @@ trace() { # PROGRAM TEST: how many instructions and system calls a lane needs, a
   status=0
   "$1" "$2" --exact --nocapture >/tmp/trace 2>&1 || status=$?
   cat /tmp/trace
+  [ $status -eq 0 ] || grep -A 2 "panicked at" /tmp/trace >&3 || true
   is status $status 0
   # A test that skips itself passes, with its reason.
   ! grep -o "SKIP .*" /tmp/trace || exit 77
