@@ -147,7 +147,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=7, help="number of rounds; each starts every server once")
     parser.add_argument("--samples", type=int, default=1, help="samples per start, in turns")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a sample")
-    parser.add_argument("--warm-up", type=float, default=0.3, help="seconds of load before the first sample")
+    parser.add_argument("--warm-up", type=float, default=2, help="seconds of load before the first sample: delays settle within about one")
     parser.add_argument("--rate", type=float, help="requests per second of the rounds, without a search [half of the lowest sustained rate]")
     parser.add_argument("--lowest", type=float, help="first rate of the search for the sustained rate [depends on the server]")
     parser.add_argument("--flows", type=int, default=64, help="number of flows")
