@@ -46,6 +46,11 @@ fn send(args: &SendArgs) -> Result<Row> {
     }
     let to = resolve(args.addr.as_deref().unwrap_or_default())?;
     match args.expect {
+        Expect::Nothing if args.engine.is_some() => {
+            bail!(UsageError(
+                "--engine and --expect none exclude each other: lanes send requests only".into()
+            ))
+        }
         Expect::Nothing => generate(args, to),
         _ => send_requests(args, to),
     }

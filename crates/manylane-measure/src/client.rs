@@ -181,7 +181,6 @@ impl<'a> Client<'a> {
             self.send_request(due)?;
             next = self.next_due();
         }
-        self.transport.flush();
         Ok(next)
     }
 

@@ -90,6 +90,9 @@ fn open_lane(from: IpAddr, engine: Engine, devices: &[String], busy_poll: bool) 
     if let Some(reason) = socket.fallback() {
         bail!("engine {engine} is not available: {reason}");
     }
+    if let Some(reason) = socket.waiting().reason {
+        bail!("cannot poll devices (--busy-poll): {reason}");
+    }
     socket.into_lanes().pop().context("a socket without a lane")
 }
 

@@ -38,6 +38,7 @@ fn usage_errors_suggest_the_right_option() {
         (&["bench", "rx", "--loopback", "--receiver-cpus", "4095"], "may not run on CPU 4095"),
         (&["capture", "--buffer", "1K", "-w", "never-written"], "64K to 64M"),
         (&["send", "127.0.0.1:9", "--expect", "echo", "--gso"], "exclude each other"),
+        (&["send", "127.0.0.1:9", "--expect", "none", "--engine", "mmsg"], "exclude each other"),
         (&["send", "127.0.0.1:9", "--expect", "echo", "--rate", "max"], "needs a number for --rate"),
     ] {
         if words[0] == "bench" && !cfg!(feature = "bench") {

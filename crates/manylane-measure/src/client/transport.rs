@@ -9,15 +9,11 @@ pub type OnReply<'a> = &'a mut dyn FnMut(usize, &[u8]);
 
 /// Flows that a client can send from, numbered from 0.
 pub trait Transport {
-    /// Sends a request from a flow, or queues it for [`flush`](Self::flush). False: it was not
-    /// accepted, and counts as unsent.
+    /// Sends a request from a flow. False: it was not accepted, and counts as unsent.
     ///
     /// # Errors
     /// Fails on an error that no later request will be without.
     fn send(&mut self, flow: usize, request: &[u8]) -> Result<bool>;
-
-    /// Sends the queued requests.
-    fn flush(&mut self) {}
 
     /// Waits at most `wait` for replies, and passes some or all of those that arrived to
     /// `on_reply`. Returns 0 only if there was none.

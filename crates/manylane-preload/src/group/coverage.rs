@@ -125,7 +125,11 @@ const HELP_RECEIVES_MAX: u32 = 64;
 /// The lanes of `mask`, which have datagrams and are not the caller's, without those whose owners
 /// go on while `run_others` gives them the CPU. The answer holds for some receives.
 pub(crate) fn without_running(shared: &Shared, member: &Member, mask: u64, run_others: impl FnOnce()) -> u64 {
-    let left = if mask == 0 { 0 } else { member.found_in_other_lanes.load(Ordering::Relaxed) };
+    if mask == 0 {
+        member.found_in_other_lanes.store(0, Ordering::Relaxed);
+        return 0;
+    }
+    let left = member.found_in_other_lanes.load(Ordering::Relaxed);
     if left > 1 {
         member.found_in_other_lanes.store(left - 1, Ordering::Relaxed);
         return mask;
