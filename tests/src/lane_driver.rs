@@ -2,6 +2,7 @@
 //! lanes.
 
 use std::net::SocketAddr;
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::time::{Duration, SystemTime};
 
 use manylane::{Datagram, Ecn, Handle, Lane, LaneId, Outbox, Received, Socket};
@@ -162,6 +163,6 @@ impl Drop for LaneDriver {
 }
 
 fn token(lane: &Lane) -> u64 {
-    // Ids are not public as numbers, but are printed as such.
-    lane.id().to_string().parse().unwrap()
+    // Ids are not public as numbers.
+    lane.as_fd().as_raw_fd() as u64
 }

@@ -12,7 +12,8 @@ set -euo pipefail
 
 kernel=${KERNEL:-6.1}
 cpus=${CPUS:-2}
-limit=${VM_TIMEOUT:-900}
+# Seconds. 64 traced lanes take a quarter of an hour.
+limit=${VM_TIMEOUT:-$((cpus < 8 ? 900 : 2400))}
 program=$(realpath "${MANYLANE:-$root/target/debug/manylane}")
 library=$(dirname "$program")/libmanylane_preload.so
 case $kernel in

@@ -62,6 +62,7 @@ pub struct Flushed {
 }
 
 impl<'a> Outbox<'a> {
+    #[inline]
     pub(crate) fn new(replies: Replies<'a>, bypass: Option<Bypass<'a>>, cells: &'a Cells, v6: bool) -> Self {
         let Replies { queue, transport } = replies;
         Self { queue, transport, cells, datagrams: 0, v6, bypass, bypass_pending: (0, 0) }

@@ -18,7 +18,7 @@ pub struct QueueOptions {
     pub ring: u32,
     /// Entries of the TX and the completion ring, a power of two.
     pub tx_ring: u32,
-    /// Maximum packets of one receive.
+    /// Maximum packets of one receive, and those taken from the RX ring at once.
     pub batch: usize,
     /// Transfer of packets from the device into the frames.
     pub mode: Mode,

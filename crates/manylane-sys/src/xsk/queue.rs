@@ -47,9 +47,12 @@ pub struct Queue<W: RingWakeup = Socket> {
     has_payloads: bool,
     /// See [`Payloads`].
     headers_written: Cell<usize>,
-    /// The packets of a batch; the first `len` are in use.
-    batch: PaddedSlice<Packet>,
-    len: usize,
+    /// The packets taken from the RX ring, the first `taken`: those of batches that have ended, the
+    /// batch from `begin` to `end`, and those ahead of it, whose ring entries are not released.
+    packets: PaddedSlice<Packet>,
+    begin: usize,
+    end: usize,
+    taken: usize,
     linearizer: Linearizer,
     // Dropped in this order: the descriptor, the maps of the rings, with which the socket closes,
     // then the allocator, if there is no other member. (The kernel has all the memory pinned, so
@@ -78,8 +81,10 @@ impl<W: RingWakeup> Queue<W> {
             idle_skips: 0,
             has_payloads: true,
             headers_written: Cell::new(0),
-            batch: PaddedSlice::new(Packet::NONE, options.batch),
-            len: 0,
+            packets: PaddedSlice::new(Packet::NONE, options.batch),
+            begin: 0,
+            end: 0,
+            taken: 0,
             linearizer,
             wakeup,
             _maps: maps,
@@ -90,8 +95,10 @@ impl<W: RingWakeup> Queue<W> {
     /// Begins a batch of up to `frames_max` packets (and up to [`QueueOptions::batch`]), and
     /// returns their number.
     ///
-    /// Ends the previous batch: its frames are free, or being sent. Reclaims sent frames, and
-    /// gives the kernel frames to receive into.
+    /// Ends the previous batch: its frames are free, being sent, or will be. Takes up to
+    /// [`QueueOptions::batch`] packets from the RX ring at once. A receive that asks for fewer gets
+    /// the others next, without a pass over the rings. Until then, they count as pending, and the
+    /// descriptor stays readable.
     #[inline]
     pub fn receive(&mut self, frames_max: usize) -> usize {
         if self.is_idle() {
@@ -100,6 +107,28 @@ impl<W: RingWakeup> Queue<W> {
         // Not read before the next `split`, which finds payloads first.
         self.has_payloads = false;
         self.headers_written.set(0);
+        let mut wanted = frames_max.min(self.packets.len());
+        if self.ahead() < wanted.max(1) {
+            wanted = self.pass(wanted);
+        }
+        self.begin = self.end;
+        self.end += wanted.min(self.ahead());
+        self.rx.release_all_but(self.ahead() as u32);
+        self.end - self.begin
+    }
+
+    /// Packets that were taken from the RX ring and are in no batch yet.
+    #[inline]
+    fn ahead(&self) -> usize {
+        self.taken - self.end
+    }
+
+    /// Returns the frames of all batches that have ended. Reclaims sent frames, gives the kernel
+    /// frames to receive into, and takes packets from the RX ring: whole ones of one frame as far
+    /// as there is room for them, others only if they are among the next `wanted`. Returns
+    /// `wanted` without those of them that were dropped.
+    #[inline]
+    fn pass(&mut self, mut wanted: usize) -> usize {
         let wakeup = &self.wakeup;
         let TxQueue { allocator, member, cache, .. } = &mut self.tx_queue;
         let (allocator, member) = (Arc::as_ref(allocator), *member);
@@ -107,8 +136,11 @@ impl<W: RingWakeup> Queue<W> {
         // Reclaim first: most of the sent frames belong to this batch, and return to the kernel
         // with the others.
         locked.reap();
-        locked.end_batch(member, &self.batch[..self.len]);
-        self.len = 0;
+        locked.end_batch(member, &self.packets[..self.end]);
+        // Fewer than `wanted`.
+        self.packets.copy_within(self.end..self.taken, 0);
+        self.taken -= self.end;
+        (self.begin, self.end) = (0, 0);
         self.linearizer.clear();
         locked.refill();
         let wake = wakeup.is_zero_copy() && locked.needs_wakeup() == Some(true)
@@ -118,13 +150,12 @@ impl<W: RingWakeup> Queue<W> {
             wakeup.receive();
             locked = allocator.lock();
         }
-        let mut budget = frames_max.min(self.batch.len());
+        let mut budget = wanted.saturating_sub(self.taken);
         while budget > 0 {
             if !self.linearizer.is_skipping() {
-                let room = &mut self.batch[self.len..self.len + budget];
-                let held = locked.hold_batch(member, &mut self.rx, room);
-                self.len += held;
-                budget -= held;
+                let held = locked.hold_batch(member, &mut self.rx, &mut self.packets[self.taken..]);
+                self.taken += held;
+                budget = budget.saturating_sub(held);
                 if budget == 0 {
                     break;
                 }
@@ -141,21 +172,22 @@ impl<W: RingWakeup> Queue<W> {
                 }
             };
             if let Some(packet) = packet {
-                self.batch[self.len] = packet;
-                self.len += 1;
+                self.packets[self.taken] = packet;
+                self.taken += 1;
+            } else {
+                wanted -= 1;
             }
         }
-        self.rx.release();
-        locked.refill_cache(member, cache, self.batch.len());
+        locked.refill_cache(member, cache, self.packets.len());
         // A kernel that works only when notified is notified each time.
         let is_asked = wakeup.is_zero_copy() || wakeup.is_busy_polling();
-        let is_quiet = self.len == 0 && !is_asked && locked.is_idle(member, cache);
+        let is_quiet = self.taken == 0 && !is_asked && locked.is_idle(member, cache);
         drop(locked);
         self.idle_skips = if is_quiet { IDLE_SKIPS_MAX } else { 0 };
         if self.linearizer.has_copies() {
             self.linearizer.finish(member, allocator);
         }
-        self.len
+        wanted
     }
 
     /// True if [`receive`](Self::receive) can be skipped: the RX ring is empty and nothing else is
@@ -178,21 +210,21 @@ impl<W: RingWakeup> Queue<W> {
     #[inline]
     #[must_use]
     pub fn has_received(&self) -> bool {
-        !self.rx.is_empty()
+        self.ahead() > 0 || !self.rx.is_empty()
     }
 
     /// Pending entries of the RX ring (packets, or parts of one), and the size of the ring.
     #[must_use]
     pub fn backlog(&self) -> (u32, u32) {
-        (self.rx.pending(), self.rx.entries())
+        (self.rx.pending() + self.ahead() as u32, self.rx.entries())
     }
 
-    /// Entries that were in the RX ring when the last batch began, and are not part of it. Does
-    /// not read the ring, whose counter another core writes.
+    /// Entries that were in the RX ring when it was last read, and are in no batch yet. Does not
+    /// read the ring, whose counter another core writes.
     #[inline]
     #[must_use]
     pub fn cached_backlog(&self) -> u32 {
-        self.rx.cached_pending()
+        self.rx.cached_pending() + self.ahead() as u32
     }
 
     /// True with zero copy.
@@ -230,7 +262,7 @@ impl<W: RingWakeup> Queue<W> {
     #[inline]
     #[must_use]
     pub fn packet(&self, i: usize) -> &[u8] {
-        let Packet { start, len, .. } = self.batch[..self.len][i];
+        let Packet { start, len, .. } = self.packets[self.begin..self.end][i];
         // SAFETY: the packet is in initialised memory that belongs to the batch alone as long as
         // `self` is borrowed (see `Packet`); mutable slices of it borrow `self` mutably.
         unsafe { std::slice::from_raw_parts(start.cast_const(), len as usize) }
@@ -238,7 +270,7 @@ impl<W: RingWakeup> Queue<W> {
 
     /// Lets `edit` overwrite every packet of the batch, in order.
     pub fn edit_packets(&mut self, mut edit: impl FnMut(&mut [u8])) {
-        for packet in &self.batch[..self.len] {
+        for packet in &self.packets[self.begin..self.end] {
             // SAFETY: as in `packet`; `self` is borrowed mutably, so there is no other slice of
             // it.
             edit(unsafe { std::slice::from_raw_parts_mut(packet.start, packet.len as usize) });
@@ -254,7 +286,7 @@ impl<W: RingWakeup> Queue<W> {
     /// If the returned range is not within the packet.
     #[inline]
     pub fn find_payloads(&mut self, mut find: impl FnMut(usize, &[u8]) -> Option<(usize, usize)>) {
-        for (i, packet) in self.batch[..self.len].iter_mut().enumerate() {
+        for (i, packet) in self.packets[self.begin..self.end].iter_mut().enumerate() {
             // SAFETY: as in `packet`.
             let bytes = unsafe { std::slice::from_raw_parts(packet.start.cast_const(), packet.len as usize) };
             let (at, len) = find(i, bytes).unwrap_or((0, bytes.len()));
@@ -275,7 +307,7 @@ impl<W: RingWakeup> Queue<W> {
         if !self.has_payloads {
             self.find_payloads(|_, _| None);
         }
-        let payloads = Payloads::new(&self.batch[..self.len], &self.headers_written);
+        let payloads = Payloads::new(&self.packets[self.begin..self.end], &self.headers_written);
         (payloads, Sender::new(payloads, &mut self.tx_queue, &self.wakeup))
     }
 
@@ -287,12 +319,12 @@ impl<W: RingWakeup> Queue<W> {
     /// Sets the payload of one packet.
     #[cfg(test)]
     pub(super) fn set_payload(&mut self, i: usize, at: usize, len: usize) {
-        assert!(i < self.len);
+        assert!(i < self.end - self.begin);
         if !self.has_payloads {
             self.find_payloads(|_, _| None);
         }
         let found = |packet: &Packet| (packet.payload_offset as usize, packet.payload_len as usize);
-        let mut all: Vec<_> = self.batch[..self.len].iter().map(found).collect();
+        let mut all: Vec<_> = self.packets[self.begin..self.end].iter().map(found).collect();
         all[i] = (at, len);
         self.find_payloads(|i, _| Some(all[i]));
     }
@@ -300,7 +332,13 @@ impl<W: RingWakeup> Queue<W> {
     /// Maximum packets of a batch.
     #[cfg(test)]
     pub(super) fn batch_max(&self) -> usize {
-        self.batch.len()
+        self.packets.len()
+    }
+
+    /// Frames of the packets that are in no batch yet.
+    #[cfg(test)]
+    pub(super) fn frames_ahead(&self) -> impl Iterator<Item = u32> {
+        self.packets[self.end..self.taken].iter().map(|packet| packet.frame)
     }
 
     /// Unused credits of this member, for tests.

@@ -444,10 +444,18 @@ impl<T: Copy> Consumer<T> {
     /// Returns the slots of all popped entries to the producer.
     #[inline]
     pub(super) fn release(&mut self) {
-        if self.released != self.next {
+        self.release_all_but(0);
+    }
+
+    /// As [`release`](Self::release), but keeps the slots of the newest `count` popped entries. For
+    /// the producer, these are still pending.
+    #[inline]
+    pub(super) fn release_all_but(&mut self, count: u32) {
+        let unreleased = self.next.wrapping_sub(self.released);
+        if count < unreleased {
+            self.released = self.next.wrapping_sub(count);
             // Release: our reads of the slots come before later writes of the producer (2).
-            self.memory.consumer().store(self.next, Ordering::Release);
-            self.released = self.next;
+            self.memory.consumer().store(self.released, Ordering::Release);
         }
     }
 }

@@ -81,6 +81,7 @@ pub(crate) enum Origin<'a> {
 }
 
 impl<'a> Batch<'a> {
+    #[inline]
     pub(crate) fn new(origin: Origin<'a>, bound_addr: &'a SocketAddr, summary: RecvSummary) -> Self {
         let RecvSummary { messages, datagrams, .. } = summary;
         Self { origin, bound_addr, messages, datagrams, next: 0, gro_rest: None }

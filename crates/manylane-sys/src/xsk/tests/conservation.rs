@@ -339,7 +339,10 @@ impl World<'_> {
         }
         let mut kernel = self.mock.kernel.borrow_mut();
         let mut receiving = kernel.receiving();
-        receiving.retain(|&frame| frame < frames.count());
+        // The entries of packets that are in no batch yet are not released, but their frames are
+        // held.
+        let ahead: Vec<u32> = self.members.iter().flat_map(|member| member.member.frames_ahead()).collect();
+        receiving.retain(|frame| *frame < frames.count() && !ahead.contains(frame));
         assert_eq!(receiving, of(FrameState::Filling));
         let mut sending = kernel.sending();
         sending.retain(|&frame| frame < frames.count());

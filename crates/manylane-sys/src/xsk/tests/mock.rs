@@ -185,6 +185,11 @@ impl Kernel {
         (self.completion.pending() as usize + self.sending.len()) < self.options.tx_ring as usize
     }
 
+    /// Entries in the RX ring of a member that are not released: with any, it is readable.
+    pub(super) fn unread(&mut self, member: usize) -> u32 {
+        self.sockets[member].rx.pending()
+    }
+
     /// The kernel stops using the rings of a member.
     pub(super) fn close(&mut self, member: usize) {
         self.sockets[member].closed = true;

@@ -336,6 +336,39 @@ fn sent_packet_headers_stay_unchanged() {
     assert_eq!(sender.in_place_header_mut(0), None);
 }
 
+/// Receives that ask for few packets share a pass over the rings. Those that it took ahead count as
+/// pending until their batch begins, for the kernel, too.
+#[test]
+fn packets_taken_ahead_are_pending_until_their_batch() {
+    let (mock, mut core) = mock::open(options(64, 32, 8, 4));
+    let arrive = |number| assert!(mock.kernel.borrow_mut().receive(&packet(number, 60)));
+    (0..7).for_each(arrive);
+    let mut passes = 0;
+    for number in 0..7 {
+        let filling = core.frame_counts().filling;
+        assert_eq!((core.backlog(), core.has_received()), ((7 - number as u32, 32), true));
+        assert_eq!(mock.kernel.borrow_mut().unread(0), 7 - number as u32, "the descriptor is readable");
+        assert_eq!(core.receive(1), 1);
+        assert_eq!((core.packet(0), core.cached_backlog()), (&packet(number, 60)[..], 6 - number as u32));
+        passes += u32::from(core.frame_counts().filling != filling);
+        // A batch may end, and the next begin, while its packet is being sent.
+        assert!(core.split().1.send_in_place(0, 60));
+    }
+    assert_eq!(passes, 2, "of up to four packets each");
+    // Larger batches than what was taken ahead are complete.
+    assert_eq!(core.split().1.flush().unwrap(), 0);
+    (0..7).for_each(|_| mock.kernel.borrow_mut().complete(0));
+    (10..16).for_each(arrive);
+    let mut numbers = Vec::new();
+    for count in [1, 4, 1] {
+        assert_eq!(core.receive(count), count);
+        numbers.extend((0..count).map(|i| core.packet(i).to_vec()));
+    }
+    assert_eq!(numbers, (10..16).map(|number| packet(number, 60)).collect::<Vec<_>>());
+    assert_eq!((core.receive(4), core.has_received()), (0, false));
+    assert_eq!((core.frame_counts().filling, core.frame_counts().free), (32, 32));
+}
+
 /// Invalid entries do not end a batch, and a packet without a payload is whole.
 #[test]
 fn a_batch_continues_after_an_invalid_message() {

@@ -44,6 +44,10 @@ use crate::counters::LaneId;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::filter::{FilterHandle, SocketIndex};
 
+/// Frames that a queue takes from its RX ring at once, also for lanes with smaller batches. Less
+/// with a small ring, because they are missing to receive into meanwhile.
+const FRAMES_PER_PASS: u32 = 64;
+
 /// Size of a frame of the UMEM, and the kernel's headroom at its start (`XDP_PACKET_HEADROOM`), in
 /// bytes.
 pub(super) const FRAME_SIZE: u32 = 2048;
@@ -386,7 +390,8 @@ impl XdpControl {
             frame_size: FRAME_SIZE,
             ring,
             tx_ring: ring,
-            batch: self.batch,
+            // What a pass over the rings costs is shared by as many receives as take these frames.
+            batch: self.batch.max(FRAMES_PER_PASS.min(ring / 8) as usize),
             mode: Mode::Auto,
             multi_buffer: device.has_jumbo_frames(FRAME_SIZE - HEADROOM_BYTES),
         }

@@ -22,8 +22,8 @@
 //!   of line, into an array of the lane.
 //! - **The frames of a batch** are prefetched as their descriptors are read, before the first
 //!   frame is read.
-//! - **The companion** is polled every 32 batches while queues have frames
-//!   ([`KERNEL_POLL_BATCHES`]): a poll that finds nothing is a system call, through code and data
+//! - **The companion** is polled after some frames while queues have them
+//!   ([`KERNEL_POLL_FRAMES`]): a poll that finds nothing is a system call, through code and data
 //!   of the kernel that are in no cache by then.
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -48,9 +48,12 @@ use crate::error::{Error, Result};
 use crate::io::RecvSummary;
 use crate::io::frames::Frames;
 
-/// Batches from queues between two polls of the companion, if the queues are never empty. The head
+/// Frames from queues between two polls of the companion, if the queues are never empty. The head
 /// of this file says why.
-const KERNEL_POLL_BATCHES: u32 = 32;
+const KERNEL_POLL_FRAMES: usize = 2048;
+
+/// Frames that a batch counts as that is not full: it has emptied its queue, so time has passed.
+const BATCH_FRAMES: usize = 64;
 
 /// Maximum number of batches without a valid frame that one receive skips.
 const INVALID_BUDGET: u32 = 256;
@@ -74,8 +77,8 @@ pub(super) struct LaneQueues {
     backlog: (u32, u32),
     /// The queue of the last batch; none if it came from the companion.
     current: Option<usize>,
-    /// Batches since the companion was polled.
-    batches_since_kernel: u32,
+    /// Frames since the companion was polled.
+    frames_since_kernel: usize,
     reader: Reader,
     tap: Tap,
     epoll: Epoll,
@@ -109,7 +112,7 @@ impl LaneQueues {
             parsed: PaddedSlice::new(Datagram::default(), control.batch),
             backlog: (0, 0),
             current: None,
-            batches_since_kernel: 0,
+            frames_since_kernel: 0,
             reader: control.route_reader(),
             tap: control.tap(lane),
             epoll,
@@ -160,7 +163,7 @@ impl LaneQueues {
     /// True if the companion is due.
     #[inline]
     fn is_kernel_due(&self) -> bool {
-        self.batches_since_kernel >= KERNEL_POLL_BATCHES
+        self.frames_since_kernel >= KERNEL_POLL_FRAMES
     }
 
     /// Returns true if the companion is due, and then no longer.
@@ -218,9 +221,10 @@ impl LaneQueues {
                 }
                 self.backlog.0 = self.backlog.0.wrapping_add(queue.backlog_delta());
                 if summary.messages > 0 {
-                    self.batches_since_kernel += 1;
+                    let is_full = frames == frames_max;
+                    self.frames_since_kernel += if is_full { frames } else { BATCH_FRAMES };
                     self.current = Some(at);
-                    self.round_robin.record_batch(at, frames == frames_max);
+                    self.round_robin.record_batch(at, is_full);
                     return summary;
                 }
             }
@@ -267,7 +271,7 @@ impl LaneQueues {
     /// The companion is being polled.
     #[inline]
     pub(super) fn reset_kernel_due(&mut self) {
-        self.batches_since_kernel = 0;
+        self.frames_since_kernel = 0;
     }
 
     /// True if the last batch came from a queue, and the companion is not due.
@@ -342,6 +346,7 @@ impl LaneQueues {
     }
 
     /// The last batch, if it came from a queue, and the send path: that queue, else the first one.
+    #[inline]
     pub(super) fn split(&mut self) -> (Option<Frames<'_>>, Option<XdpSender<'_>>) {
         // Once a batch, whatever its source, so that sends use current routes.
         self.reader.refresh();
@@ -357,7 +362,7 @@ impl LaneQueues {
                 &mut self.reader,
                 &mut self.tap,
                 (device, finishes),
-                self.control.bound_addr,
+                &self.control.bound_addr,
             )),
         )
     }

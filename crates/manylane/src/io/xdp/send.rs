@@ -41,7 +41,7 @@ pub(crate) struct XdpSender<'a> {
     device: u32,
     /// The device completes checksums.
     has_tx_checksum: bool,
-    bound_addr: SocketAddr,
+    bound_addr: &'a SocketAddr,
     /// The TX ring has frames that the kernel was not notified of.
     flush_pending: bool,
     /// Peers with datagrams in the companion's queue, as bits of a hash. Later datagrams to them
@@ -50,12 +50,13 @@ pub(crate) struct XdpSender<'a> {
 }
 
 impl<'a> XdpSender<'a> {
+    #[inline]
     pub(super) fn new(
         sender: Sender<'a>,
         reader: &'a mut Reader,
         tap: &'a mut Tap,
         (device, finishes): (u32, bool),
-        bound: SocketAddr,
+        bound: &'a SocketAddr,
     ) -> Self {
         Self {
             sender,
