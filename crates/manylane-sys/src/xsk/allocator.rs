@@ -2,7 +2,7 @@
 //! the limits for sending.
 //!
 //! A device queue has one fill and one completion ring for all its members. Each member takes the
-//! lock once a batch, when it receives. It then returns the frames of the batch, reclaims sent
+//! lock once a pass over its rings. It then returns the frames of its batches, reclaims sent
 //! frames (of any member), gives the kernel frames to receive into, and checks and holds the
 //! descriptors of its own RX ring. It also takes the lock, once for many frames, when it has run
 //! out of credits or frames for sending. No system call is made and no other lock is taken with

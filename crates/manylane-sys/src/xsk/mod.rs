@@ -7,8 +7,9 @@
 //!
 //! One round of a lane:
 //!
-//! 1. [`Queue::receive`] ends the previous batch, reclaims sent frames, gives the kernel frames to
-//!    receive into, and takes the received ones.
+//! 1. [`Queue::receive`] ends the previous batch and begins the next one, of packets that it took
+//!    from the RX ring before. If there are too few, it makes a pass over the rings: it reclaims
+//!    sent frames, gives the kernel frames to receive into, and takes the received ones.
 //! 2. [`Queue::find_payloads`] lets the lane parse packets and set the position of their payloads.
 //! 3. [`Queue::split`] borrows the payloads and the send side: replies are written before a
 //!    payload, in the frame of the request, or into a frame of their own.
@@ -26,14 +27,14 @@
 //!
 //! | owner | owns | accessed |
 //! |---|---|---|
-//! | the allocator | fill and completion ring, free frames, counts | with its lock, once a batch |
-//! | a member | its RX and TX ring, its batch, its cache of frames and credits | without a lock |
+//! | the allocator | fill and completion ring, free frames, counts | with its lock, once a pass |
+//! | a member | its RX and TX ring, the packets of its last pass, its cache of frames and credits | without a lock |
 //! | the kernel | frames that it receives into and sends from | through the rings |
 //!
 //! A member that holds the lock makes no system call and takes no other lock. So members block
 //! each other only for as long as it takes to count a batch, and cannot deadlock. A member that
-//! sleeps keeps only its last batch and the content of its RX ring: see [`Queue::join`] for how
-//! many frames that takes.
+//! sleeps keeps only the packets of its last pass and the content of its RX ring: see
+//! [`Queue::join`] for how many frames that takes.
 //!
 //! | file | holds |
 //! |---|---|
