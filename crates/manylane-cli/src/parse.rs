@@ -26,17 +26,18 @@ pub(crate) fn rate(text: &str) -> Result<Rate, String> {
     if text == "max" {
         return Ok(Rate::Max);
     }
-    let pps = scaled(text).ok_or("expected datagrams per second such as 1000, 250k or 1.5M, or max")?;
-    if pps > 0.0 { Ok(Rate::Pps(pps)) } else { Err("the rate must be above 0".into()) }
+    positive(text).map(Rate::Pps).map_err(|err| format!("{err}, or max"))
 }
 
 /// `250k`, `1.5M`, `1000`.
 #[cfg(any(test, feature = "bench"))]
 pub(crate) fn pps(text: &str) -> Result<f64, String> {
-    match rate(text)? {
-        Rate::Pps(pps) => Ok(pps),
-        Rate::Max => Err("expected datagrams per second such as 1000, 250k or 1.5M".into()),
-    }
+    positive(text)
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    let pps = scaled(text).filter(|pps| *pps > 0.0);
+    pps.ok_or_else(|| "expected datagrams per second above 0, such as 1000, 250k or 1.5M".into())
 }
 
 /// A number of datagrams: `1000`, `250k`, `1.5M`.

@@ -12,7 +12,7 @@ use manylane_sys::packet::PacketSocket;
 use manylane_testbed::generator::LiveSender;
 use manylane_testbed::skip;
 use manylane_testbed::{Host, Layout, Testbed};
-use manylane_tests::{Client, Serving, TEST_TIMEOUT, pattern, send_and_wait};
+use manylane_tests::{Client, Serving, TEST_TIMEOUT, pattern};
 use manylane_wire::ethernet::{Mac, Vlan, ether_type};
 
 fn testbed(name: &str) -> Option<Testbed> {
@@ -281,38 +281,5 @@ fn netns_xdp_ecn_is_reported_on_request() {
         let got = driver.recv_all(1);
         assert_eq!((got[0].ecn, got[0].payload.as_slice()), (told, &b"ECT(0)"[..]));
         assert_eq!(driver.handle.counters().total().delivered_by_bypass, 1);
-    }
-}
-
-/// A lane polls its companion after 2,048 frames, although its queue has more: also with batches
-/// that are smaller than what it takes from the queue at once.
-#[test]
-fn netns_xdp_a_busy_queue_does_not_starve_the_companion() {
-    let Some(testbed) = testbed("netns_xdp_a_busy_queue_does_not_starve_the_companion") else { return };
-    const FRAMES: u64 = 2048;
-    const MORE: u64 = 100;
-    let (a, b) = (testbed.host(0), testbed.host(1));
-    for batch in [64, 1] {
-        let options = |builder: &mut Builder| _ = builder.lanes(1).batch(batch).xdp_ring(4096);
-        let mut driver = lane_driver(b, xdp(b, b.ip4(0).into(), options));
-        assert_eq!(driver.drain(), 0);
-        let remote = client(a, a.ip4(0).into(), driver.addr());
-        (0..FRAMES + MORE).for_each(|_| remote.send(b"a frame"));
-        let handle = driver.handle.clone();
-        let counts = || handle.frame_counts();
-        let redirected = || counts().iter().find(|(_, what, _)| *what == "redirected").map(|count| count.2);
-        wait_until("all frames redirected", &handle, || redirected() == Some(FRAMES + MORE));
-        let from_ourselves = client(b, b.ip4(0).into(), driver.addr());
-        b.run(|| send_and_wait(|| from_ourselves.send(b"local")));
-        let (mut frames, mut local) = (0, 0);
-        while local == 0 {
-            let batch = driver.lanes[0].recv().unwrap().batch;
-            assert!(!batch.is_empty());
-            for datagram in batch {
-                *if datagram.payload() == b"local" { &mut local } else { &mut frames } += 1;
-            }
-        }
-        assert_eq!((frames, local), (FRAMES, 1), "batches of {batch}");
-        assert_eq!(driver.drain() as u64, MORE);
     }
 }

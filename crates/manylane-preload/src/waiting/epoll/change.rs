@@ -110,10 +110,8 @@ fn ctl_tracked(
         (EPOLL_CTL_ADD, None) => {
             let done = own(fd);
             let (0, Some(wanted)) = (done, wanted) else { return done };
-            if add_item(epoll, ITEMS_MAX, sock, fd, wanted) {
-                if let Some(item) = epoll.item(sock, fd) {
-                    epoll_set::entry_changed(item, sock, epfd, &guard);
-                }
+            if let Some(item) = add_item(epoll, ITEMS_MAX, sock, fd, wanted) {
+                epoll_set::entry_changed(item, sock, epfd, &guard);
             } else {
                 drop(guard);
                 fallback::fall_back(sock, fd, Reason::Full);
@@ -159,7 +157,7 @@ fn ctl_tracked(
 fn add_after_fallback(epoll: &Epoll, sock: &Sock, fd: c_int, wanted: (u32, u64)) {
     if sock.shared().is_some_and(is_managed)
         && let Some(guard) = lock(&epoll.lock, true)
-        && !add_item(epoll, usize::MAX, sock, fd, wanted)
+        && add_item(epoll, usize::MAX, sock, fd, wanted).is_none()
         && epoll.grow(&guard).is_some()
     {
         add_item(epoll, usize::MAX, sock, fd, wanted);
@@ -175,9 +173,15 @@ fn is_free(item: &Item) -> bool {
             && sock.shared().is_some_and(|shared| shared.mode() == PLAIN && !is_managed(shared))
 }
 
-/// Records an entry in one of the first `top` items; false if none of them is free.
-fn add_item(epoll: &Epoll, top: usize, sock: &Sock, fd: c_int, (events, data): (u32, u64)) -> bool {
-    let Some((at, item)) = epoll.slots(top).enumerate().find(|(_, item)| is_free(item)) else { return false };
+/// Records an entry in one of the first `top` items, and returns it; none if none of them is free.
+fn add_item<'a>(
+    epoll: &'a Epoll,
+    top: usize,
+    sock: &Sock,
+    fd: c_int,
+    (events, data): (u32, u64),
+) -> Option<&'a Item> {
+    let (at, item) = epoll.slots(top).enumerate().find(|(_, item)| is_free(item))?;
     if item.sock.load(Ordering::Relaxed) == 0 {
         epoll.count.fetch_add(1, Ordering::AcqRel);
     }
@@ -190,5 +194,5 @@ fn add_item(epoll: &Epoll, top: usize, sock: &Sock, fd: c_int, (events, data): (
     item.edge_reported.store(0, Ordering::Relaxed);
     item.sock.store(sock.index() + 1, Ordering::Release);
     epoll.top.fetch_max(at as u32 + 1, Ordering::AcqRel);
-    true
+    Some(item)
 }
