@@ -26,16 +26,11 @@ pub(crate) fn rate(text: &str) -> Result<Rate, String> {
     if text == "max" {
         return Ok(Rate::Max);
     }
-    positive(text).map(Rate::Pps).map_err(|err| format!("{err}, or max"))
+    pps(text).map(Rate::Pps).map_err(|err| format!("{err}, or max"))
 }
 
 /// `250k`, `1.5M`, `1000`.
-#[cfg(any(test, feature = "bench"))]
 pub(crate) fn pps(text: &str) -> Result<f64, String> {
-    positive(text)
-}
-
-fn positive(text: &str) -> Result<f64, String> {
     let pps = scaled(text).filter(|pps| *pps > 0.0);
     pps.ok_or_else(|| "expected datagrams per second above 0, such as 1000, 250k or 1.5M".into())
 }

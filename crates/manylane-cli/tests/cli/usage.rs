@@ -39,6 +39,8 @@ fn usage_errors_suggest_the_right_option() {
         (&["capture", "--buffer", "1K", "-w", "never-written"], "64K to 64M"),
         (&["send", "127.0.0.1:9", "--expect", "echo", "--gso"], "exclude each other"),
         (&["send", "127.0.0.1:9", "--expect", "none", "--engine", "mmsg"], "exclude each other"),
+        (&["send", "127.0.0.1:9", "--rate", "0"], "above 0, such as 1000, 250k or 1.5M, or max"),
+        (&["bench", "rx", "--loopback", "--rate", "max"], "above 0, such as 1000, 250k or 1.5M\n"),
         (&["send", "127.0.0.1:9", "--expect", "echo", "--rate", "max"], "needs a number for --rate"),
     ] {
         if words[0] == "bench" && !cfg!(feature = "bench") {

@@ -28,7 +28,7 @@
 //! | owner | owns | accessed |
 //! |---|---|---|
 //! | the allocator | fill and completion ring, free frames, counts | with its lock, once a pass |
-//! | a member | its RX and TX ring, the packets of its last pass, its cache of frames and credits | without a lock |
+//! | a member | RX and TX ring, packets of the last pass, cached frames, credits | without a lock |
 //! | the kernel | frames that it receives into and sends from | through the rings |
 //!
 //! A member that holds the lock makes no system call and takes no other lock. So members block
