@@ -27,6 +27,7 @@ use super::socket::{AllRings, Maps, Socket};
 use super::statistics::{Statistics, statistics};
 use super::tx_metadata::METADATA_LEN;
 use super::tx_queue::kick;
+use super::wakeup::RingWakeup as _;
 use crate::map::Mapping;
 use crate::shared;
 
@@ -250,9 +251,11 @@ impl LeasedQueue {
     /// Makes the kernel send the packets in the TX ring. An error means that the device, and the
     /// queue with it, is gone.
     pub fn kick(&self) {
-        // Each call sends as much as its budget allows. Packets that a full device leaves go with
-        // the next packet, or with a poll of the lessor.
-        _ = kick(&mut Producer::resume(self.rings.tx), &self.socket, 4, || false);
+        // As many as their budgets need, and some for packets that are dropped, one in each. What a
+        // full device leaves goes with the next packet, or with a poll of the lessor.
+        let mut tx = Producer::resume(self.rings.tx);
+        let kicks_max = tx.pending() / self.socket.tx_budget() + 4;
+        _ = kick(&mut tx, &self.socket, kicks_max, || false);
     }
 
     /// The frame that contains an address, if there is one.

@@ -239,7 +239,7 @@ impl RawXsk {
     /// call, and may need several. Frames that it does not send stay in the ring for the next
     /// call.
     fn kick(&mut self) -> io::Result<()> {
-        let mut idle = 0;
+        let (mut idle, mut hidden) = (0, 0);
         while idle < IDLE_KICKS_MAX {
             let Some(out) = &self.tx_rings else { return Ok(()) };
             let before = out.tx.consumed();
@@ -248,8 +248,14 @@ impl RawXsk {
             if before == out.tx.index || flags & libc::XDP_RING_NEED_WAKEUP == 0 {
                 return Ok(());
             }
-            if self.socket.send()? == KickOutcome::Down {
+            let outcome = self.socket.send()?;
+            if outcome == KickOutcome::Down {
                 return Ok(());
+            }
+            if outcome == KickOutcome::Partial && hidden < out.tx.index.wrapping_sub(before) {
+                // Progress that the ring does not show yet: see `kick` of a queue.
+                hidden += self.socket.tx_budget();
+                continue;
             }
             if out.tx.consumed() == before {
                 // A full completion ring stops the kernel from sending.

@@ -33,6 +33,7 @@ pub(super) struct MemberRings {
 /// Missing in the libc crate. Defined in linux/if_xdp.h (Linux 6.17): maximum number of packets
 /// that one call sends in copy mode, 32 by default.
 pub(super) const XDP_MAX_TX_SKB_BUDGET: c_int = 9;
+const TX_BUDGET_DEFAULT: u32 = 32;
 
 /// All rings of a bound socket.
 pub(super) struct AllRings {
@@ -47,6 +48,7 @@ pub struct Socket {
     fd: OwnedFd,
     zero_copy: bool,
     busy_polling: Cell<bool>,
+    tx_budget: Cell<u32>,
 }
 
 impl Socket {
@@ -55,7 +57,7 @@ impl Socket {
         let fd = check(unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) })?;
         // SAFETY: the descriptor is new, and this value is its only owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        Ok(Self { fd, zero_copy: false, busy_polling: Cell::new(false) })
+        Ok(Self::from_fd(fd))
     }
 
     /// Registers `len` bytes at `start` as the frames of this socket; the kernel pins their pages.
@@ -112,9 +114,10 @@ impl Socket {
         Ok((rings, Maps([fill, completion])))
     }
 
-    /// A socket of a leased queue, opened and bound by another process.
+    /// A socket that is new, or of a leased queue, opened and bound by another process.
     pub(super) fn from_fd(fd: OwnedFd) -> Self {
-        Self { fd, zero_copy: false, busy_polling: Cell::new(false) }
+        let tx_budget = Cell::new(TX_BUDGET_DEFAULT);
+        Self { fd, zero_copy: false, busy_polling: Cell::new(false), tx_budget }
     }
 
     /// Maps all rings of a bound socket, including those of its queue (any socket of the queue has
@@ -203,7 +206,9 @@ impl Socket {
     /// Lets one call send all that the ring has room for, if the kernel supports it. Neither
     /// setting is required.
     pub(super) fn raise_tx_limits(&self, options: &QueueOptions) {
-        let _ = self.set(XDP_MAX_TX_SKB_BUDGET, options.tx_ring);
+        if self.set(XDP_MAX_TX_SKB_BUDGET, options.tx_ring).is_ok() {
+            self.tx_budget.set(options.tx_ring);
+        }
         // Copies being sent are charged to the socket, at twice their size.
         let bytes = (options.tx_ring as usize).saturating_mul(2 * options.frame_size as usize);
         let _ = sock::set_buffer(self.fd.as_fd(), sock::Buffer::Send, bytes);
@@ -294,6 +299,10 @@ impl RingWakeup for Socket {
         self.busy_polling.get()
     }
 
+    fn tx_budget(&self) -> u32 {
+        self.tx_budget.get()
+    }
+
     fn send(&self) -> io::Result<KickOutcome> {
         // Bypasses the C library: the preload library overrides its function, which reports that
         // the program has no such descriptor.
@@ -309,7 +318,7 @@ impl RingWakeup for Socket {
         match err.raw_os_error() {
             // Out of budget, of socket buffer, of memory, or of room in the completion ring or the
             // device.
-            Some(libc::EAGAIN | libc::ENOBUFS | libc::EINTR) => Ok(KickOutcome::Accepted),
+            Some(libc::EAGAIN | libc::ENOBUFS | libc::EINTR) => Ok(KickOutcome::Partial),
             Some(libc::EBUSY) => Ok(KickOutcome::Dropped),
             Some(libc::ENETDOWN) => Ok(KickOutcome::Down),
             _ => Err(err),

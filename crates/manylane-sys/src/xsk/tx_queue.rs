@@ -242,19 +242,34 @@ impl TxQueue {
 /// Makes the kernel send the packets of a TX ring in copy mode, by at most `kicks_max` calls:
 /// each takes descriptors, drops one, or does nothing. Goes on after one that did nothing if
 /// `on_idle` returns true. Returns the number of packets left.
+///
+/// A call that ends with its budget leaves the ring as it found it, until one finds no more packets
+/// (`xskq_cons_peek_desc`): so calls that show no progress are repeated until their budgets are as
+/// many as the packets. Only then it is sure that they did nothing.
 pub(super) fn kick(
     tx: &mut Producer<xdp_desc>,
     wakeup: &dyn RingWakeup,
     kicks_max: u32,
     mut on_idle: impl FnMut() -> bool,
 ) -> io::Result<u32> {
-    let (mut left, mut kicks) = (tx.pending(), 0);
+    let (mut left, mut kicks, mut hidden) = (tx.pending(), 0, 0_u32);
     while left > 0 && kicks < kicks_max {
         kicks += 1;
         let outcome = wakeup.send()?;
         let before = std::mem::replace(&mut left, tx.pending());
-        let is_idle = outcome == KickOutcome::Accepted && left == before;
-        if outcome == KickOutcome::Down || is_idle && !on_idle() {
+        if outcome == KickOutcome::Down {
+            break;
+        }
+        if left < before || outcome == KickOutcome::Dropped {
+            continue;
+        }
+        if outcome == KickOutcome::Partial {
+            hidden = hidden.saturating_add(wakeup.tx_budget());
+            if hidden < left {
+                continue;
+            }
+        }
+        if !on_idle() {
             break;
         }
     }

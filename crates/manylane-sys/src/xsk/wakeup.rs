@@ -5,8 +5,11 @@ use std::io;
 /// The result of a request to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KickOutcome {
-    /// The kernel has sent what it could.
+    /// The kernel has sent all, or the completion ring is full.
     Accepted,
+    /// The kernel has left packets, and may have sent some without the ring showing it
+    /// (`EAGAIN`): its budget was used up, or memory or the device was full.
+    Partial,
     /// One packet was dropped (`EBUSY`), which the ring may show only later.
     Dropped,
     /// The device is down (`ENETDOWN`).
@@ -19,6 +22,8 @@ pub trait RingWakeup {
     fn is_zero_copy(&self) -> bool;
     /// True if the device works only in these calls.
     fn is_busy_polling(&self) -> bool;
+    /// Number of packets that one call sends at most, in copy mode.
+    fn tx_budget(&self) -> u32;
     /// Requests the kernel to send.
     fn send(&self) -> io::Result<KickOutcome>;
     /// Requests the kernel to read the fill ring and to receive.

@@ -135,8 +135,9 @@ impl Kernel {
         put
     }
 
-    /// Sends up to `max` packets of a member.
-    pub(super) fn send(&mut self, member: usize, max: usize) {
+    /// Sends up to `max` packets of a member. Returns what the call does. If it leaves packets and
+    /// `hides`, the ring does not show those that it has sent.
+    pub(super) fn send(&mut self, member: usize, max: usize, hides: bool) -> KickOutcome {
         for _ in 0..max {
             // As in the kernel: no packet is sent without room for its completion.
             let desc = self.has_room().then(|| self.sockets[member].tx.pop()).flatten();
@@ -159,7 +160,11 @@ impl Kernel {
             assert!(!self.sending.contains(&desc.addr), "sent twice");
             self.sending.push(desc.addr);
         }
-        self.sockets[member].tx.release();
+        let leaves = max > 0 && self.has_room() && !self.sockets[member].tx.is_empty();
+        if !leaves || !hides {
+            self.sockets[member].tx.release();
+        }
+        if leaves { KickOutcome::Partial } else { KickOutcome::Accepted }
     }
 
     /// Completes one of the packets sent.
@@ -233,8 +238,10 @@ pub(super) struct Mock {
     pub(super) allocator: Arc<FrameAllocator>,
     /// Maximum number of packets that one call sends.
     pub(super) budget: Cell<usize>,
-    /// Result of a call.
-    pub(super) send_result: Cell<fn() -> io::Result<KickOutcome>>,
+    /// Result of a call, if it is not what the kernel says.
+    pub(super) send_result: Cell<Option<fn() -> io::Result<KickOutcome>>>,
+    /// As before Linux 6.17: calls that leave packets do not show what they have sent.
+    pub(super) hides_progress: Cell<bool>,
     pub(super) zero_copy: Cell<bool>,
     pub(super) busy_polling: Cell<bool>,
     pub(super) send_calls: Cell<usize>,
@@ -283,8 +290,8 @@ impl Mock {
 
     fn send_for(&self, member: usize) -> io::Result<KickOutcome> {
         self.send_calls.set(self.send_calls.get() + 1);
-        self.kernel.borrow_mut().send(member, self.budget.get());
-        self.send_result.get()()
+        let outcome = self.kernel.borrow_mut().send(member, self.budget.get(), self.hides_progress.get());
+        self.send_result.get().map_or(Ok(outcome), |result| result())
     }
 }
 
@@ -301,6 +308,10 @@ impl RingWakeup for MockWakeup {
 
     fn is_busy_polling(&self) -> bool {
         self.mock.busy_polling.get()
+    }
+
+    fn tx_budget(&self) -> u32 {
+        self.mock.budget.get().max(1) as u32
     }
 
     fn send(&self) -> io::Result<KickOutcome> {
@@ -371,7 +382,8 @@ pub(super) fn kernel(options: QueueOptions, room: usize) -> Rc<Mock> {
         kernel: RefCell::new(kernel),
         allocator: Arc::new(FrameAllocator::new(rings, None, frames, ring)),
         budget: Cell::new(32),
-        send_result: Cell::new(|| Ok(KickOutcome::Accepted)),
+        send_result: Cell::new(None),
+        hides_progress: Cell::new(false),
         zero_copy: Cell::new(false),
         busy_polling: Cell::new(false),
         send_calls: Cell::new(0),

@@ -180,6 +180,33 @@ fn a_frame_that_is_dropped_stays_counted() {
 }
 
 #[test]
+fn a_flush_of_many_budgets_leaves_nothing_where_progress_is_hidden() {
+    let (mock, mut core) = mock::open(options(64, 16, 32, 16));
+    mock.hides_progress.set(true);
+    mock.budget.set(4);
+    for (packets, calls) in [(3, 1), (4, 1), (8, 2), (11, 3)] {
+        let mut sender = core.split().1;
+        for _ in 0..packets {
+            let fresh = sender.alloc().unwrap();
+            sender.send_frame(fresh, 60).unwrap();
+        }
+        mock.send_calls.set(0);
+        assert_eq!((sender.flush().unwrap(), mock.send_calls.get()), (0, calls), "{packets}");
+    }
+    // A device that takes none looks the same until the budgets of the calls are as many as the
+    // packets.
+    mock.send_result.set(Some(|| Ok(KickOutcome::Partial)));
+    mock.budget.set(0);
+    let mut sender = core.split().1;
+    for _ in 0..5 {
+        let fresh = sender.alloc().unwrap();
+        sender.send_frame(fresh, 60).unwrap();
+    }
+    mock.send_calls.set(0);
+    assert_eq!((sender.flush().unwrap(), mock.send_calls.get()), (5, 6));
+}
+
+#[test]
 fn flush_continues_while_the_kernel_makes_progress() {
     let (mock, mut core) = mock::open(options(64, 16, 32, 16));
     let send = |core: &mut MockQueue, count| {
@@ -202,17 +229,17 @@ fn flush_continues_while_the_kernel_makes_progress() {
     );
     // Busy: drops one at a time.
     mock.budget.set(1);
-    mock.send_result.set(|| Ok(KickOutcome::Dropped));
+    mock.send_result.set(Some(|| Ok(KickOutcome::Dropped)));
     assert_eq!((send(&mut core, 5).unwrap(), mock.send_calls.get()), (0, 5));
     complete();
     // Busy, without progress: bounded.
     mock.budget.set(0);
     assert_eq!((send(&mut core, 5).unwrap(), mock.send_calls.get()), (5, 7));
-    mock.send_result.set(|| Ok(KickOutcome::Down));
+    mock.send_result.set(Some(|| Ok(KickOutcome::Down)));
     assert_eq!((send(&mut core, 1).unwrap(), mock.send_calls.get()), (6, 1));
-    mock.send_result.set(|| Err(io::Error::from_raw_os_error(libc::ENXIO)));
+    mock.send_result.set(Some(|| Err(io::Error::from_raw_os_error(libc::ENXIO))));
     assert_eq!(send(&mut core, 0).unwrap_err().raw_os_error(), Some(libc::ENXIO));
-    mock.send_result.set(|| Ok(KickOutcome::Accepted));
+    mock.send_result.set(Some(|| Ok(KickOutcome::Accepted)));
     // With zero copy the device is woken once, if it needs that, and sends when it likes.
     mock.zero_copy.set(true);
     assert_eq!((send(&mut core, 1).unwrap(), mock.send_calls.get()), (7, 0));

@@ -34,7 +34,7 @@ fn a_removed_member_returns_all_frames() {
     let mut sender = second.split().1;
     assert!(sender.send_in_place(0, 60));
     mock.budget.set(1);
-    mock.send_result.set(|| Ok(KickOutcome::Down));
+    mock.send_result.set(Some(|| Ok(KickOutcome::Down)));
     assert_eq!(sender.flush().unwrap(), 0);
     mock.budget.set(0);
     assert!(sender.send_in_place(1, 60));
@@ -266,6 +266,10 @@ impl RingWakeup for Silent {
         false
     }
 
+    fn tx_budget(&self) -> u32 {
+        u32::MAX
+    }
+
     fn send(&self) -> std::io::Result<KickOutcome> {
         Ok(KickOutcome::Accepted)
     }
@@ -337,7 +341,7 @@ fn members_on_several_threads_share_the_frames() {
                     sent[number] += 1;
                     is_idle = false;
                 }
-                kernel.send(number, 4);
+                kernel.send(number, 4, false);
                 for (number, bytes) in kernel.sent.drain(..) {
                     is_idle = false;
                     assert_eq!(bytes.len(), 60, "of member {number}");
@@ -355,7 +359,7 @@ fn members_on_several_threads_share_the_frames() {
     // Drain everything.
     while allocator.frame_counts().sending > 0 {
         for (number, core) in cores.iter_mut().enumerate() {
-            kernel.send(number, usize::MAX);
+            kernel.send(number, usize::MAX, false);
             (0..64).for_each(|at| kernel.complete(at));
             core.receive(batch);
         }
