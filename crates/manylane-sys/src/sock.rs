@@ -262,13 +262,24 @@ pub fn queue_state(fd: BorrowedFd<'_>) -> io::Result<QueueState> {
 /// group (Linux 4.5). Unprivileged.
 ///
 /// # Errors
-/// `EINVAL` for a program that the kernel's check refuses, or a socket without `SO_REUSEPORT`.
+/// `EINVAL` for a program that the kernel's check refuses, or a socket without `SO_REUSEPORT`;
+/// `ENOMEM` for one that takes more than `net.core.optmem_max`, with 8 bytes for each of the
+/// kernel's own instructions.
 pub fn attach_reuseport_cbpf(fd: BorrowedFd<'_>, program: &[Insn]) -> io::Result<()> {
     let fprog = libc::sock_fprog {
         len: u16::try_from(program.len()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?,
         filter: program.as_ptr().cast_mut(),
     };
     set(fd, libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF, fprog)
+}
+
+/// Detaches the program of the socket's reuseport group (Linux 5.3): the kernel selects by its hash
+/// again.
+///
+/// # Errors
+/// `ENOENT` if there is none.
+pub fn detach_reuseport_bpf(fd: BorrowedFd<'_>) -> io::Result<()> {
+    set(fd, libc::SOL_SOCKET, libc::SO_DETACH_REUSEPORT_BPF, 0)
 }
 
 /// Makes the kernel drop, and count as dropped, all further datagrams to the socket. Those in the

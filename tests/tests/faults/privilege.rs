@@ -36,8 +36,9 @@ fn child_steers_without_ebpf() {
     ] {
         let socket = builder().steering(asked).open().unwrap();
         let steering = socket.steering();
-        assert_eq!((steering.policy, steering.backend), (in_force, SteeringBackend::ClassicBpf), "{asked}");
         let why = steering.reason.unwrap();
+        let found = (steering.policy, steering.backend);
+        assert_eq!(found, (in_force, SteeringBackend::ClassicBpf), "{asked}: {why}");
         assert!(why.starts_with("no eBPF: ") && why.contains("CAP_BPF"), "{why}");
 
         let mut driver = LaneDriver::new(socket);

@@ -13,7 +13,7 @@ use std::os::fd::BorrowedFd;
 
 use manylane_bpf::abi::TABLE_SIZE;
 use manylane_sys::cbpf::{
-    self, AD_CPU, AD_RANDOM, AND_K, Assembler, INSNS_MAX, Insn, JA, JGE_K, LD_B_ABS, LD_H_ABS, LD_IMM,
+    self, AD_CPU, AD_RANDOM, AND_K, Assembler, INSNS_MAX, Insn, JA, JEQ_K, JGE_K, LD_B_ABS, LD_H_ABS, LD_IMM,
     LD_LEN, LD_MEM, LD_W_ABS, LDX_MEM, LSH_K, MOD_K, MUL_K, OR_X, RET_K, RSH_K, ST, TAX, XOR_X,
 };
 use manylane_sys::sock;
@@ -40,12 +40,27 @@ impl ClassicSteer {
         self.policy
     }
 
-    pub(super) fn attach(&self, fd: BorrowedFd<'_>, layout: &Layout) -> io::Result<()> {
-        match sock::attach_reuseport_cbpf(fd, &compile(self.policy, layout)) {
-            // The group forms with the second socket. Before that there is nothing to steer.
-            Err(err) if layout.lanes() == 1 && err.kind() == io::ErrorKind::InvalidInput => Ok(()),
-            done => done,
+    /// # Errors
+    /// Says what to change. The group then has no program, not even an earlier one.
+    pub(super) fn attach(&self, fd: BorrowedFd<'_>, layout: &Layout) -> Result<(), String> {
+        let program = compile(self.policy, layout);
+        let Err(err) = sock::attach_reuseport_cbpf(fd, &program) else { return Ok(()) };
+        // The group forms with the second socket. Before that there is nothing to steer.
+        if layout.lanes() == 1 && err.kind() == io::ErrorKind::InvalidInput {
+            return Ok(());
         }
+        // An earlier one would leave new lanes without datagrams. There may be none.
+        _ = sock::detach_reuseport_bpf(fd);
+        let hint = if err.kind() == io::ErrorKind::OutOfMemory {
+            format!(
+                ": {} lanes need a program of {} instructions: raise net.core.optmem_max",
+                layout.lanes(),
+                program.len()
+            )
+        } else {
+            String::new()
+        };
+        Err(format!("{err}{hint}"))
     }
 }
 
@@ -54,7 +69,17 @@ fn compile(policy: Steering, layout: &Layout) -> Vec<Insn> {
     let mut code = vec![cbpf::insn(RET_K, 0); INSNS_MAX];
     let mut to = Assembler::new(&mut code);
     match policy {
-        Steering::Cpu => to.extend([(LD_W_ABS, AD_CPU), (AND_K, TABLE_SIZE as u32 - 1)]),
+        // Not by a search of the table: neighbours in it differ, and on older kernels a program
+        // for all of its entries is too large (net.core.optmem_max).
+        Steering::Cpu => {
+            to.extend([(LD_W_ABS, AD_CPU), (AND_K, TABLE_SIZE as u32 - 1)]);
+            for (cpu, slot) in layout.by_cpu() {
+                let is_here = to.branch(JEQ_K, cpu as u32);
+                to.push(RET_K, slot);
+                to.land_else(&is_here);
+            }
+            to.push(MOD_K, layout.lanes() as u32);
+        }
         Steering::Key { offset, len } => {
             let (offset, len) = (u32::from(offset), u32::from(len));
             to.push(LD_LEN, 0);
@@ -73,7 +98,13 @@ fn compile(policy: Steering, layout: &Layout) -> Vec<Insn> {
         }
         _ => to.extend([(LD_W_ABS, AD_RANDOM), (MOD_K, layout.size() as u32)]),
     }
-    select(&mut to, &runs(layout));
+    match policy {
+        Steering::Cpu => {
+            let turn: Vec<_> = (0..).zip(layout.in_turn()).collect();
+            select(&mut to, &turn);
+        }
+        _ => select(&mut to, &runs(layout)),
+    }
     let len = to.finish().map(<[Insn]>::len);
     debug_assert!(len.is_some(), "the longest key and the worst table fit");
     code.truncate(len.unwrap_or(0));
@@ -172,6 +203,21 @@ mod tests {
         for at in 0..TABLE_SIZE {
             assert_eq!(interpret(&code, &[], at as u32), layout.entry(at), "entry {at}");
         }
+    }
+
+    #[test]
+    fn the_lane_of_a_cpu_is_found_by_a_short_program() {
+        let mut layout = Layout::new(Steering::Cpu);
+        for slot in 0..32 {
+            // Half of them are pinned, two of these to the same CPU.
+            layout.admit(slot, slot.is_multiple_of(2).then_some(if slot == 4 { 2 } else { slot as usize }));
+        }
+        let code = compile(Steering::Cpu, &layout);
+        for cpu in 0..TABLE_SIZE {
+            assert_eq!(interpret(&code, &[], cpu as u32), layout.entry(cpu), "CPU {cpu}");
+        }
+        // Each becomes at most two of the kernel's own, of eight bytes, and 20 KB are allowed.
+        assert!(code.len() < 200, "{}", code.len());
     }
 
     #[test]

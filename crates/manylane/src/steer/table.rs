@@ -80,6 +80,17 @@ impl Layout {
         self.lanes.iter().map(|(slot, _)| (*slot, count(*slot))).collect()
     }
 
+    /// The lanes that datagrams received on a CPU are for, if the policy is `cpu`. A CPU is that of
+    /// one lane, or of several, of which the first counts.
+    pub(super) fn by_cpu(&self) -> impl Iterator<Item = (usize, Slot)> {
+        self.lanes.iter().filter_map(|(slot, cpu)| Some(((*cpu)?, *slot)))
+    }
+
+    /// The slots that serve in turn.
+    pub(super) fn in_turn(&self) -> impl Iterator<Item = Slot> {
+        self.lanes.iter().map(|(slot, _)| *slot)
+    }
+
     /// Number of entries in use.
     pub(super) fn size(&self) -> usize {
         match self.policy {
