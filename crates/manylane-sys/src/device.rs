@@ -201,6 +201,31 @@ pub fn set_flow_hash(name: &str, flow: FlowType, fields: u64) -> io::Result<()> 
     ethtool(name, &mut Rxnfc::new(ETHTOOL_SRXFH, flow, fields))
 }
 
+/// Receive queue of each entry of the indirection table, by which the device maps hashes to queues
+/// (RSS, `ETHTOOL_GRXFHINDIR`).
+///
+/// # Errors
+/// `EOPNOTSUPP` if the device has no such table, or the driver does not report it; `EMSGSIZE` if it
+/// has more than 4,096 entries; `ENODEV`.
+pub fn indirection_table(name: &str) -> io::Result<Vec<u32>> {
+    /// `struct ethtool_rxfh_indir` of linux/ethtool.h, with room for a table.
+    #[repr(C)]
+    struct Table {
+        cmd: u32,
+        size: u32,
+        entries: [u32; 4096],
+    }
+    const ETHTOOL_GRXFHINDIR: u32 = 0x38;
+    // With a size of 0, the kernel returns the size alone.
+    let mut table = Table { cmd: ETHTOOL_GRXFHINDIR, size: 0, entries: [0; 4096] };
+    ethtool(name, &mut table)?;
+    if table.size as usize > table.entries.len() {
+        return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
+    }
+    ethtool(name, &mut table)?;
+    Ok(table.entries[..table.size as usize].to_vec())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -214,6 +239,7 @@ mod tests {
         assert_eq!(queues(&name).unwrap().receive, 1);
         assert!(driver(&name).is_ok() && is_up(&name).is_ok());
         assert!(flow_hash("lo", FlowType::Udp4).is_err() && set_flow_hash("lo", FlowType::Udp6, 0).is_err());
+        assert_eq!(indirection_table(&name).unwrap_err().raw_os_error(), Some(libc::EOPNOTSUPP));
         assert!(!strips_vlan_tags(&name).unwrap() && strips_vlan_tags("nosuchdevice").is_err());
         assert!(mtu("nosuchdevice").is_err());
     }

@@ -1,6 +1,7 @@
 //! Settings of devices by ethtool netlink (Linux 5.6), and the XDP features of drivers (Linux
 //! 6.3).
 
+use std::collections::BTreeSet;
 use std::io;
 
 use manylane_sys::device::{self, FlowType};
@@ -106,6 +107,9 @@ impl Ethtool {
         device.gro = self.feature(&name, "rx-gro").ok();
         device.hash_udp4 = device::flow_hash(&name, FlowType::Udp4).ok();
         device.hash_udp6 = device::flow_hash(&name, FlowType::Udp6).ok();
+        // An empty table maps nothing.
+        device.rss_queues =
+            device::indirection_table(&name).ok().filter(|table| !table.is_empty()).map(BTreeSet::from_iter);
         if let Some(channels) = device.channels {
             device.rx_queues = Some((channels.rx + channels.combined).max(1));
         }

@@ -3,7 +3,7 @@
 //!
 //! `None` and empty lists mean that a value could not be read; [`Facts::gaps`] has the reason.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use serde::Serialize;
@@ -169,6 +169,8 @@ pub(crate) struct Device {
     pub(crate) hash_udp4: Option<u64>,
     /// The same for IPv6.
     pub(crate) hash_udp6: Option<u64>,
+    /// Receive queues that the device's table maps hashes to (RSS).
+    pub(crate) rss_queues: Option<BTreeSet<u32>>,
     /// CPUs that each receive queue spreads to (RPS).
     pub(crate) rps: Option<Vec<Vec<usize>>>,
     /// Entries of the flow table of each receive queue (RFS).

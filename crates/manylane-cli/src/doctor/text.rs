@@ -161,6 +161,7 @@ fn describe_device(device: &Device) -> String {
     parts.extend(device.xdp_attached.as_ref().map(|how| format!("XDP attached ({how})")));
     // With one queue there is no spread.
     parts.extend(describe_hash(device).filter(|_| device.rx_queues != Some(1)));
+    parts.extend(device.rss_queues.as_ref().map(|queues| format!("RSS to {} of them", queues.len())));
     if !device.irqs.is_empty() {
         let cpus: BTreeSet<usize> = device.irqs.iter().flat_map(|irq| irq.effective.clone()).collect();
         let cpus: Vec<usize> = cpus.into_iter().collect();
@@ -334,6 +335,7 @@ mod tests {
             xdp_features: Some(0x7f),
             hash_udp4: Some(0xf0),
             hash_udp6: Some(0x30),
+            rss_queues: Some([0].into()),
             rps: Some(vec![vec![], vec![1]]),
             rfs: Some(vec![0, 0]),
             xps: Some(vec![vec![0], vec![1]]),
@@ -377,7 +379,7 @@ mod tests {
             "CPUs: 0,2; 1,3 share a core (SMT), 3 isolated, frequency governor performance, NUMA nodes 2, irqbalance runs",
             "net.*: core.rmem_max 212992 counted:",
             "UDP over IPv4 10 received, 6 errors (3 buffer full, 2 checksum, 1 memory); open sockets 0 dropped; softnet 70 frames, 8 dropped, 9 early ends; devices 4 ring full, 5 dropped",
-            "eth0: ice, 2 receive queues, rings of 2048 (of 8160), XDP native with zero-copy, UDP hashed by addresses and ports (IPv6: addresses without ports), interrupts to CPUs 0,1, adaptive coalescing 50 µs, RPS on, RFS off, XPS on, GRO on, threaded NAPI off, NUMA node 1",
+            "eth0: ice, 2 receive queues, rings of 2048 (of 8160), XDP native with zero-copy, UDP hashed by addresses and ports (IPv6: addresses without ports), RSS to 1 of them, interrupts to CPUs 0,1, adaptive coalescing 50 µs, RPS on, RFS off, XPS on, GRO on, threaded NAPI off, NUMA node 1",
         ] {
             assert!(said.contains(hint), "{hint} is not in\n{text}");
         }

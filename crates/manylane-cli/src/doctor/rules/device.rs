@@ -25,6 +25,13 @@ pub(super) const RULES: &[Rule] = &[
         check: queues_unused,
     },
     Rule {
+        id: "rss-narrow",
+        cost: 79,
+        meaning: "The device's table for hashes (RSS) names fewer receive queues than are in use: the others get only what filters direct to them.",
+        remedy: "`ethtool -X DEVICE equal N`, or `ethtool -X DEVICE default`, unless filters (`ethtool -N`) use the other queues.",
+        check: rss_narrow,
+    },
+    Rule {
         id: "interrupts-on-one-core",
         cost: 75,
         meaning: "All receive queues of the device interrupt the same CPU, which does all receive work.",
@@ -176,6 +183,22 @@ fn queues_unused(facts: &Facts, found: &mut FindingSink<'_>) {
                 )
                 .subject(&device.name)
                 .set(Change::new(target, want));
+        }
+    }
+}
+
+fn rss_narrow(facts: &Facts, found: &mut FindingSink<'_>) {
+    for device in multi_queue_devices(facts) {
+        let (Some(named), Some(queues)) = (&device.rss_queues, device.rx_queues) else { continue };
+        if named.len() < queues as usize {
+            found
+                .add(
+                    Severity::Wrong,
+                    format!("{} spreads flows to {} of {queues} receive queues", device.name, named.len()),
+                    "The other queues stay idle, and so do their CPUs, unless filters direct flows to them.",
+                )
+                .subject(&device.name)
+                .run(format!("ethtool -X {} equal {queues}", device.name));
         }
     }
 }

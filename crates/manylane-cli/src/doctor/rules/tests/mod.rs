@@ -33,6 +33,7 @@ fn healthy_facts() -> Facts {
         xdp_features: Some(0x7f),
         hash_udp4: Some(0xf0),
         hash_udp6: Some(0xf0),
+        rss_queues: Some([0, 1].into()),
         rps: Some(vec![vec![], vec![]]),
         rfs: Some(vec![0, 0]),
         xps: Some(vec![vec![0], vec![1]]),
@@ -139,6 +140,7 @@ fn causes() -> Vec<(&'static str, Severity, Cause)> {
         ("device-dropped", Note, |f| f.devices[1].counters.rx_dropped = 1),
         // The fields that a NIC hashes by default: addresses.
         ("udp-ports-not-hashed", Wrong, |f| f.devices[1].hash_udp4 = Some(0x30)),
+        ("rss-narrow", Wrong, |f| f.devices[1].rss_queues = Some([0].into())),
         ("queues-unused", Wrong, |f| {
             f.devices[1].channels.as_mut().unwrap().combined = 1;
             f.devices[1].rx_queues = Some(1);
