@@ -50,6 +50,25 @@ pub fn need_unless_forced(name: &str, condition: bool, forced: Forced, why: &str
     condition
 }
 
+/// True if queues can be leased to another process, which the test `name` needs: it maps the rings of
+/// an XSK that is bound, which is possible since Linux 6.4. Reports the skip if not.
+#[must_use]
+pub fn need_leases(name: &str) -> bool {
+    need_unless_forced(
+        name,
+        kernel_version() >= (6, 4),
+        Forced::Kernel,
+        "no queue can be leased before Linux 6.4",
+    )
+}
+
+/// The first two numbers of the kernel's release.
+fn kernel_version() -> (u32, u32) {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse().ok());
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
 fn skip(name: &str, forced: Option<Forced>, why: &str) {
     let line = match forced {
         Some(forced) => format!("SKIP {name}: {why} (forced by {forced})\n"),

@@ -2,7 +2,8 @@
 //! counts the calling thread only.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use allocation_counter::measure;
@@ -124,10 +125,14 @@ on_every_variant! {
     fn no_allocation_while_counters_are_read(variant) {
         let mut rig = Rig::new(&mut variant.builder("127.0.0.1:0"), "127.0.0.1");
         let handle = rig.handle.clone();
-        let (done, reads) = (AtomicBool::new(false), AtomicU64::new(0));
+        let reads = AtomicU64::new(0);
+        // Dropped at the end of the check, also if it panics.
+        let checking = Arc::new(());
+        let checks = Arc::downgrade(&checking);
         thread::scope(|scope| {
+            let _checking = checking;
             scope.spawn(|| {
-                while !done.load(Ordering::Relaxed) {
+                while checks.strong_count() > 0 {
                     assert!(measure(|| assert_eq!(handle.counters().lanes.len(), 1)).count_total > 0);
                     reads.fetch_add(1, Ordering::Relaxed);
                 }
@@ -136,7 +141,6 @@ on_every_variant! {
                 thread::yield_now();
             }
             rig.assert_no_allocation();
-            done.store(true, Ordering::Relaxed);
         });
     }
 

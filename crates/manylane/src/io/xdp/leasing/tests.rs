@@ -12,7 +12,7 @@ use manylane_ipc::lease::{Fds, Message};
 use manylane_sys::errno::ENODEV;
 use manylane_sys::netns::{NetNs, device_index};
 use manylane_sys::unix_socket;
-use manylane_test_support::{need, wait_for};
+use manylane_test_support::{need, need_leases, wait_for};
 
 use super::Lessor;
 use crate::config::LIMIT_SOURCES_DEFAULT;
@@ -21,6 +21,11 @@ use crate::io::xdp::device::{AttachMode, Device};
 use crate::io::xdp::route::tests::{can_make_namespaces, run, set_sysctl, try_ip};
 use crate::io::xdp::route::xdp_program_id;
 use crate::vlan::Vlan;
+
+/// True if this process can lease queues. Reports the skip of test `name` if not.
+fn can_lease(name: &str) -> bool {
+    can_make_namespaces(name) && need_leases(name)
+}
 
 /// A namespace with the device `near`.
 fn create_device() -> NetNs {
@@ -114,7 +119,7 @@ fn netns_only_clients_without_a_request_time_out() {
 
 #[test]
 fn netns_the_first_process_gets_queues_that_are_open() {
-    if !can_make_namespaces("netns_the_first_process_gets_queues_that_are_open") {
+    if !can_lease("netns_the_first_process_gets_queues_that_are_open") {
         return;
     }
     run(&create_device(), || {
@@ -136,7 +141,7 @@ fn netns_no_port_is_redirected_to_a_closed_lease() {
     /// With this many addresses, two sockets exceed the map of ports. Twice as many addresses
     /// exceed the map of addresses.
     const ADDRESSES: usize = 2500;
-    if !can_make_namespaces("netns_no_port_is_redirected_to_a_closed_lease") {
+    if !can_lease("netns_no_port_is_redirected_to_a_closed_lease") {
         return;
     }
     let ours = create_device();
@@ -183,7 +188,7 @@ fn netns_no_port_is_redirected_to_a_closed_lease() {
 fn netns_an_error_of_one_device_leaves_no_stale_address_on_another() {
     /// Entries of the map of ports.
     const PORTS_MAX: u32 = 4096;
-    if !can_make_namespaces("netns_an_error_of_one_device_leaves_no_stale_address_on_another") {
+    if !can_lease("netns_an_error_of_one_device_leaves_no_stale_address_on_another") {
         return;
     }
     let ours = create_device();
@@ -239,7 +244,7 @@ fn netns_addresses_of_devices_that_are_down_make_room_for_others() {
 /// As after a program has waited for a stopped launcher for too long.
 #[test]
 fn netns_a_lease_whose_client_gave_up_is_not_opened() {
-    if !can_make_namespaces("netns_a_lease_whose_client_gave_up_is_not_opened") {
+    if !can_lease("netns_a_lease_whose_client_gave_up_is_not_opened") {
         return;
     }
     run(&create_device(), || {
@@ -283,7 +288,7 @@ fn netns_tap_devices_are_used_only_if_named() {
 #[test]
 fn netns_an_enslaved_device_is_left_to_the_kernel() {
     const TEST: &str = "netns_an_enslaved_device_is_left_to_the_kernel";
-    if !can_make_namespaces(TEST) {
+    if !can_lease(TEST) {
         return;
     }
     let ours = create_device();
