@@ -19,7 +19,7 @@ export RUSTUP_TOOLCHAIN := $(TOOLCHAIN)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-vm build release bpf lint fmt fmt-check doc deny fuzz fuzz-build stress differential sanitize bench-build man install clean
+.PHONY: help setup demo test test-kernels test-devices build release bpf lint fmt fmt-check doc deny fuzz fuzz-build stress differential sanitize bench-build man install clean
 
 help: ## print this list
 	@echo "make demo and make test do all the set-up themselves; the rest is for work on Manylane."
@@ -31,9 +31,13 @@ demo: setup release ## install missing packages, build, compare one shared socke
 test: setup ## install missing packages, run all tests that this user can run, list the skipped ones
 	@scripts/test.sh
 
-test-vm: build ## test on another kernel, in a virtual machine: make test-vm [KERNEL=5.10] [ONLY=bond] [CPUS=8]
+test-kernels: ## run tests on other kernels, in virtual machines: make test-kernels [KERNEL=6.1] [CPUS=2] [TIER=loopback] [ONLY=gro]
+	@scripts/setup.sh ci vm
+	@tests/vm/kernels.sh
+
+test-devices: build ## test engine xdp on devices other than veth, in virtual machines: make test-devices [KERNEL=5.10] [ONLY=bond]
 	@scripts/setup.sh vm
-	@MANYLANE=$(TARGET_DIR)/debug/manylane tests/vm/run.sh
+	@MANYLANE=$(TARGET_DIR)/debug/manylane tests/vm/devices.sh
 
 setup: ## install missing build dependencies (packages of Debian or Ubuntu only)
 	@scripts/setup.sh

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use manylane::LaneCounters;
+use manylane_test_support::set_queues;
 use manylane_testbed::{Host, Layout, Testbed};
 
 /// Maximum wait for an event before a test fails.
@@ -37,8 +38,13 @@ impl TestEnv {
     /// Runs `test` at a place of its own, whose devices have the given number of queues, and with
     /// `wire` get frames as over a wire. Returns the number of datagrams received past the stack.
     pub(crate) fn run(queues: u32, wire: bool, test: impl FnOnce() + Send) -> u64 {
-        let testbed = Testbed::new(&Layout { queues, ..Layout::default() }).unwrap();
+        let devices: Vec<[String; 2]> = devices().into_iter().collect();
+        let is_existing = !devices.is_empty();
+        let testbed = Testbed::new(&Layout { queues, devices, ..Layout::default() }).unwrap();
         let (client, server) = (testbed.host(0).clone(), testbed.host(1).clone());
+        if is_existing {
+            server.run(|| set_queues(server.device(0), queues, queues)).unwrap();
+        }
         add_addresses(&client, &server);
         client.set_checksums(0, !wire).unwrap();
         let place = Arc::new(TestEnv { server: server.clone(), client, by_xdp: AtomicU64::new(0) });
@@ -60,6 +66,14 @@ impl TestEnv {
         let space = namespace();
         places.iter().find(|(other, _)| *other == space).map(|(_, place)| Arc::clone(place))
     }
+}
+
+/// The devices of `MANYLANE_TEST_DEVICES`, two PCI addresses: those of the clients' host and of the
+/// server's, instead of a veth pair. Only one test at a time can use them.
+fn devices() -> Option<[String; 2]> {
+    let text = std::env::var("MANYLANE_TEST_DEVICES").ok()?;
+    let addresses: Vec<String> = text.split_whitespace().map(String::from).collect();
+    Some(addresses.try_into().expect("MANYLANE_TEST_DEVICES: two PCI addresses"))
 }
 
 /// Removes a place when its test ends, even if it fails.

@@ -18,8 +18,9 @@ struct Channels {
     combined: u32,
 }
 
-/// Sets the number of queues in each direction (`ETHTOOL_SCHANNELS`). For drivers that count them
-/// separately, such as veth (Linux 5.15).
+/// Sets the number of queues in each direction (`ETHTOOL_SCHANNELS`): those of drivers that count
+/// them separately, such as veth (Linux 5.15), and the larger number for drivers with queues of both
+/// directions.
 ///
 /// # Errors
 /// `EINVAL` above the maximum of the device, or if an XDP program or an XSK prevents it; `EPERM`
@@ -32,7 +33,12 @@ pub fn set_queues(name: &str, receive: u32, send: u32) -> io::Result<()> {
     const ETHTOOL_SCHANNELS: u32 = 0x3d;
     let mut channels = Channels { command: ETHTOOL_GCHANNELS, ..Channels::default() };
     request(name, &mut channels)?;
-    (channels.receive, channels.send) = (receive, send);
+    let [.., combined_max] = channels.max;
+    if combined_max > 0 {
+        channels.combined = receive.max(send);
+    } else {
+        (channels.receive, channels.send) = (receive, send);
+    }
     channels.command = ETHTOOL_SCHANNELS;
     request(name, &mut channels)
 }

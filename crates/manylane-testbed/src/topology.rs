@@ -14,6 +14,7 @@ use manylane_sys::process;
 
 use crate::host::{Host, explain_missing_ip};
 use crate::link::{LinkEnd, device_name, format_mac};
+use crate::pci_device;
 
 /// Maximum number of hosts and of links: both are bytes of the addresses.
 const HOSTS_AND_LINKS_MAX: usize = 200;
@@ -36,11 +37,23 @@ pub struct Layout {
     pub ipv6: bool,
     /// Hosts have neighbour entries for each other from the start, so that no frame waits for ARP.
     pub neighbours: bool,
+    /// Devices to use for the first links, each by the PCI addresses of its two ends, which are
+    /// joined already. The other links are veth pairs. Used devices keep their numbers of queues,
+    /// and return when the testbed ends.
+    pub devices: Vec<[String; 2]>,
 }
 
 impl Default for Layout {
     fn default() -> Layout {
-        Layout { hosts: 2, links: vec![(0, 1)], queues: 4, mtu: 1500, ipv6: true, neighbours: true }
+        Layout {
+            hosts: 2,
+            links: vec![(0, 1)],
+            queues: 4,
+            mtu: 1500,
+            ipv6: true,
+            neighbours: true,
+            devices: Vec::new(),
+        }
     }
 }
 
@@ -209,6 +222,10 @@ fn validate(layout: &Layout) -> Result<()> {
 /// And a new namespace may have the inode number of an earlier one: a device with the same index,
 /// too, would be taken for one that this process has used before.
 fn create_link(a: &Host, b: &Host, link: usize, layout: &Layout) -> Result<()> {
+    if let Some([of_a, of_b]) = layout.devices.get(link) {
+        pci_device::take(of_a, a, link)?;
+        return pci_device::take(of_b, b, link);
+    }
     let Layout { queues, mtu, .. } = layout;
     let name = device_name(link as u8);
     let options = format!("mtu {mtu} numtxqueues {queues} numrxqueues {queues}");

@@ -1,23 +1,12 @@
-#!/bin/busybox sh
+#!/bin/sh
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # shellcheck shell=dash disable=SC2030,SC2031,SC2086 # checks run in subshells; lists of words
 #
-# First process of the virtual machine that run.sh starts: what is checked
-# there. eth0 and eth1 are virtio_net, each with a tap of the host's at its other
-# end; eth1's host cannot be asked to finish checksums; eth2 is a vmxnet3
-# without anything behind it. The namespace 'far' is the far end of veth pairs.
+# Near, one of the two machines that devices.sh starts: what is checked there. The other one is far.
+# The namespace 'beside' is the far end of veth pairs.
 
-/bin/busybox --install -s /bin
-export PATH=/usr/sbin:/usr/bin:/sbin:/bin
-mount -t proc proc /proc
-mount -t sysfs sysfs /sys
-mount -t devtmpfs dev /dev
-mount -t tmpfs tmpfs /run
-stty -F /dev/ttyS1 raw -echo
-exec <>/dev/ttyS1 3>/dev/ttyS1 >/dev/ttyS1 2>&1
-
-# Debian's busybox prefers its own.
-ip() { /usr/sbin/ip "$@"; }
+PATH=$PROGRAMS:$PATH
+exec 3>&1
 
 # check NAME COMMAND...
 check() {
@@ -51,7 +40,7 @@ tidy() {
   }
   {
     for device in upper0 bond0 p0 part0 part1; do ip link delete $device; done
-    ip -n far link delete bond0
+    ip -n beside link delete bond0
   } 2>/dev/null
   exit $status
 }
@@ -75,24 +64,26 @@ soon() { # COMMAND...: until it succeeds
   done
 }
 
-# What the host answers to a line of ours.
-host() {
-  echo "HOST $*" >&3
+# What the host, and far, answer to a line of ours.
+host() { ask HOST "$@"; }
+far() { ask FAR "$@"; }
+ask() {
+  echo "$*" >&3
   IFS= read -r answer
   echo "$answer"
 }
 
-# 'manylane send' in the namespace, or on the host: how many were asked, answered, answered wrongly
-# and twice.
+# 'manylane send' in the namespace, or by far: how many were asked, answered, answered wrongly and
+# twice.
 SCHEDULE="--rate 500 --flows 16 --timeout 5s"
-far() { # ADDRESS COUNT
-  ip netns exec far manylane send "$1" --count "$2" $SCHEDULE --expect echo --json |
+from_beside() { # ADDRESS COUNT
+  ip netns exec beside manylane send "$1" --count "$2" $SCHEDULE --expect echo --json |
     sed -n 's/.*"\(asked\|answered\|wrong\|duplicates\)": \([0-9]*\).*/\2/p' | xargs
 }
-from_host() { # ADDRESS COUNT EXPECTED [OPTION...]
+from_far() { # ADDRESS COUNT EXPECTED [OPTION...]
   to=$1 count=$2 expected=$3
   shift 3
-  host send "$to" --count "$count" $SCHEDULE --expect "$expected" "$@"
+  far "$to" --count "$count" $SCHEDULE --expect "$expected" "$@"
 }
 
 serve() { # ADDRESS OPTION...: manylane echo, listening
@@ -136,13 +127,13 @@ QUEUES=2
 case $(uname -r) in 5.10.*) QUEUES=1 ;; esac
 pair() { # NAME [FAR]: a veth pair to the namespace, NAME at both ends
   ip link add "$1" numrxqueues $QUEUES numtxqueues $QUEUES type veth \
-    peer name "$1" netns far numrxqueues $QUEUES numtxqueues $QUEUES
+    peer name "$1" netns beside numrxqueues $QUEUES numtxqueues $QUEUES
   ip link set "$1" up
-  ip -n far link set "$1" up
+  ip -n beside link set "$1" up
 }
 
 bond() { # MODE: a bond of two veth devices, with a bond of the same kind at the far end
-  for at in "" "-n far"; do
+  for at in "" "-n beside"; do
     ip $at link add bond0 type bond mode "$1" miimon 100
   done
   # Without parts, as while booting: it is given them later, and the program with it.
@@ -152,16 +143,16 @@ bond() { # MODE: a bond of two veth devices, with a bond of the same kind at the
   ip link set bond0 down
   for one in part0 part1; do
     pair $one
-    for at in "" "-n far"; do
+    for at in "" "-n beside"; do
       ip $at link set $one down
       ip $at link set $one master bond0
     done
   done
   ip link set bond0 up
-  ip -n far link set bond0 up
-  ip -n far address add 10.1.0.2/24 dev bond0
-  ip netns exec far ethtool -K bond0 tx off >/dev/null
-  soon ip netns exec far ping -c 1 -W 1 10.1.0.1
+  ip -n beside link set bond0 up
+  ip -n beside address add 10.1.0.2/24 dev bond0
+  ip netns exec beside ethtool -K bond0 tx off >/dev/null
+  soon ip netns exec beside busybox ping -c 1 -W 1 10.1.0.1
 
   refused "bond0 is made of other devices (part0, part1)" 10.1.0.1:7 --engine xdp
   refused "part0 is a part of bond0" 10.1.0.1:7 --engine xdp --interface part0
@@ -173,7 +164,7 @@ bond() { # MODE: a bond of two veth devices, with a bond of the same kind at the
   grep -qF "bond0 is made of other devices" /tmp/refused
 
   serve 10.1.0.1:7 --engine xdp --xdp-generic --interface bond0
-  is answered "$(far 10.1.0.1:7 200)" "200 200 0 0"
+  is answered "$(from_beside 10.1.0.1:7 200)" "200 200 0 0"
   stop
   counted delivered_by_bypass=200 delivered=200
   no_losses
@@ -200,15 +191,15 @@ part_of() { # KIND OPTION...
 into_a_vrf() {
   pair p0
   ip address add 10.2.0.1/24 dev p0
-  ip -n far address add 10.2.0.2/24 dev p0
+  ip -n beside address add 10.2.0.2/24 dev p0
   ip link add upper0 type vrf table 10
   ip link set upper0 up
   serve 10.2.0.1:7 --engine xdp --interface p0
-  is answered "$(far 10.2.0.1:7 100)" "100 100 0 0"
+  is answered "$(from_beside 10.2.0.1:7 100)" "100 100 0 0"
   soon has_program p0
   ip link set p0 master upper0
   soon left_alone p0
-  is "answered in the VRF" "$(far 10.2.0.1:7 50)" "50 0 0 0"
+  is "answered in the VRF" "$(from_beside 10.2.0.1:7 50)" "50 0 0 0"
   stop
   counted delivered_by_bypass=100 delivered=100
   no_losses
@@ -218,14 +209,14 @@ into_a_vrf() {
 to_a_vrf() {
   pair p0
   ip address add 10.2.0.1/24 dev p0
-  ip -n far address add 10.2.0.2/24 dev p0
+  ip -n beside address add 10.2.0.2/24 dev p0
   ip link add upper0 type vrf table 10
   ip link set upper0 up
   ip address add 10.5.0.1/32 dev upper0
-  ip -n far route add 10.5.0.1 via 10.2.0.1
+  ip -n beside route add 10.5.0.1 via 10.2.0.1
   serve 0.0.0.0:7 --engine xdp --interface p0
-  is answered "$(far 10.2.0.1:7 100)" "100 100 0 0"
-  is "answered in the VRF" "$(far 10.5.0.1:7 50)" "50 0 0 0"
+  is answered "$(from_beside 10.2.0.1:7 100)" "100 100 0 0"
+  is "answered in the VRF" "$(from_beside 10.5.0.1:7 50)" "50 0 0 0"
   stop
   counted delivered_by_bypass=100 delivered=100
   no_losses
@@ -236,21 +227,21 @@ left_alone() { ! has_program "$1"; }
 vlan() {
   pair p0
   ip link add p0.5 link p0 type vlan id 5
-  ip -n far link add p0.5 link p0 type vlan id 5
+  ip -n beside link add p0.5 link p0 type vlan id 5
   ip link set p0.5 up
-  ip -n far link set p0.5 up
+  ip -n beside link set p0.5 up
   ip address add 10.3.0.1/24 dev p0.5
-  ip -n far address add 10.3.0.2/24 dev p0.5
+  ip -n beside address add 10.3.0.2/24 dev p0.5
   refused "p0.5: its driver accepts no XDP program" 10.3.0.1:7 --engine xdp
   # The tag in the frame: the VLAN's device gets it, or who names the VLAN.
-  ip netns exec far ethtool -K p0 txvlan off >/dev/null
+  ip netns exec beside ethtool -K p0 txvlan off >/dev/null
   serve 10.3.0.1:7 --engine xdp --interface p0
-  is answered "$(far 10.3.0.1:7 100)" "100 100 0 0"
+  is answered "$(from_beside 10.3.0.1:7 100)" "100 100 0 0"
   stop
   counted delivered_by_bypass=0 delivered=100
   no_losses
   serve 10.3.0.1:7 --engine xdp --interface p0 --xdp-vlan 5
-  is "answered with the tag" "$(far 10.3.0.1:7 100)" "100 100 0 0"
+  is "answered with the tag" "$(from_beside 10.3.0.1:7 100)" "100 100 0 0"
   stop
   counted delivered_by_bypass=100 delivered=100
   no_losses
@@ -262,14 +253,14 @@ vlan() {
 tags_beside_frames() {
   pair p0
   ip address add 10.3.0.1/24 dev p0
-  ip -n far link add p0.5 link p0 type vlan id 5
-  ip -n far link set p0.5 up
-  ip -n far address add 10.3.0.2/24 dev p0.5
-  ip -n far neighbour replace 10.3.0.1 lladdr "$(cat /sys/class/net/p0/address)" dev p0.5
+  ip -n beside link add p0.5 link p0 type vlan id 5
+  ip -n beside link set p0.5 up
+  ip -n beside address add 10.3.0.2/24 dev p0.5
+  ip -n beside neighbour replace 10.3.0.1 lladdr "$(cat /sys/class/net/p0/address)" dev p0.5
   # Behind the driver, what a kernel here has not finished is left to the kernel.
-  ip netns exec far ethtool -K p0 tx off >/dev/null
+  ip netns exec beside ethtool -K p0 tx off >/dev/null
   for beside in on off; do
-    ip netns exec far ethtool -K p0 txvlan $beside >/dev/null
+    ip netns exec beside ethtool -K p0 txvlan $beside >/dev/null
     for options in "--engine mmsg" "--engine xdp --interface p0" "--engine xdp --xdp-generic --interface p0"; do
       case $beside$options in
       *mmsg | off*) taken=0 ;;
@@ -277,7 +268,7 @@ tags_beside_frames() {
       esac
       echo "txvlan $beside, $options"
       serve 10.3.0.1:7 $options
-      is asked "$(far 10.3.0.1:7 100 | cut -d ' ' -f 1)" 100
+      is asked "$(from_beside 10.3.0.1:7 100 | cut -d ' ' -f 1)" 100
       stop
       counted delivered=$taken delivered_by_bypass=$taken
       no_losses
@@ -310,26 +301,26 @@ tags_taken_off() {
 # are left to the kernel.
 virtio() { # QUEUES LEFT
   ethtool -L eth0 combined "$1"
-  is "partial checksums by the host before" "$(host partial tap0)" on
+  is "partial checksums by the host before" "$(host partial near0)" on
   serve 10.77.0.2:7 --engine xdp --lanes "$1"
-  is "partial checksums by the host meanwhile" "$(host partial tap0)" off
+  is "partial checksums by the host meanwhile" "$(host partial near0)" off
   is "queues while the program is attached" "$(find /sys/class/net/eth0/queues/ -name "rx-*" | wc -l)" $(($1 + $2))
   for size in 0 64 65 512 1472; do
-    is "answered of $size bytes" "$(from_host 10.77.0.2:7 500 echo --size $size)" "500 500 0 0"
+    is "answered of $size bytes" "$(from_far 10.77.0.2:7 500 echo --size $size)" "500 500 0 0"
   done
   stop
   counted delivered=2500 sent=2500
   no_losses
   if [ "$2" -eq 0 ]; then counted delivered_by_bypass=2500; else grep "uses the other receive queues" /tmp/echo.err; fi
   is "queues with frames for lanes" "$(ethtool -S eth0 | grep -cE 'rx_?(queue_)?[0-9]+_xdp_redirects: [1-9]')" "$1"
-  is "partial checksums by the host afterwards" "$(host partial tap0)" on
+  is "partial checksums by the host afterwards" "$(host partial near0)" on
 }
 
 # Behind the driver frames are as the host left them: their datagrams are the kernel's.
 virtio_generic() {
   serve 10.77.0.2:7 --engine xdp --xdp-generic
-  is "partial checksums by the host" "$(host partial tap0)" on
-  is answered "$(from_host 10.77.0.2:7 500 echo)" "500 500 0 0"
+  is "partial checksums by the host" "$(host partial near0)" on
+  is answered "$(from_far 10.77.0.2:7 500 echo)" "500 500 0 0"
   stop
   counted delivered_by_bypass=0 delivered=500
   no_losses
@@ -342,11 +333,11 @@ virtio_run() { # RP_FILTER: that of eth0 once the server runs
   manylane run --engine xdp --json-file /tmp/run.json -- server 7 block 2 10.77.0.2 0 >/tmp/run.err 2>&1 3>&- &
   server=$!
   (soon is_bound 0007) || lacks "this kernel does not support it"
-  is "partial checksums by the host" "$(host partial tap0)" off
+  is "partial checksums by the host" "$(host partial near0)" off
   echo "$1" >/proc/sys/net/ipv4/conf/eth0/rp_filter
   # Seen within four seconds, and of use: eth1 has an address, too.
   [ "$1" -eq 0 ] || sleep 5
-  is answered "$(from_host 10.77.0.2:7 500 text:hi! --payload text:hi)" "500 500 0 0"
+  is answered "$(from_far 10.77.0.2:7 500 text:hi! --payload text:hi)" "500 500 0 0"
   stop
   echo 0 >/proc/sys/net/ipv4/conf/eth0/rp_filter
   is delivered "$(summed delivered)" 500
@@ -367,54 +358,71 @@ lacks() { # TEXT: the error of a kernel that cannot lease queues
 is_bound() { grep -q ":$1 " /proc/net/udp; }
 summed() { sed -n "s/.*\"$1\": \([0-9]*\).*/\1/p" /tmp/run.json | awk '{ sum += $1 } END { print sum + 0 }'; }
 
+# What the doctor sees of a device: its line, and whether it finds that hashes use few queues.
+spread() { # DEVICE
+  manylane doctor | tr '\n' ' ' | sed 's/  */ /g' >/tmp/doctor || true
+  sed -n "s/.* $1: \([a-z0-9_]*, [0-9]* receive queues\?\),.* RSS to \([0-9]*\) of them.*/\1, \2/p" /tmp/doctor
+  echo
+  grep -o "\[rss-narrow:$1\]" /tmp/doctor || true
+}
+doctor_of_queues() {
+  ethtool -L eth0 combined 4
+  ethtool -X eth0 equal 4 2>/tmp/refused || {
+    echo "virtio_net has no table of hashes: $(cat /tmp/refused)"
+    exit 77
+  }
+  is "with all queues" "$(spread eth0)" "virtio_net, 4 receive queues, 4"
+  ethtool -X eth0 equal 2
+  is "with two queues" "$(spread eth0 | xargs)" "virtio_net, 4 receive queues, 2 [rss-narrow:eth0]"
+  ethtool -X eth0 equal 4
+}
+
 virtio_without_offloads() {
   refused "ctrl_guest_offloads" 10.77.1.2:7 --engine xdp
   serve 10.77.1.2:7 --interface eth1
-  is answered "$(from_host 10.77.1.2:7 500 echo)" "500 500 0 0"
+  is answered "$(from_far 10.77.1.2:7 500 echo)" "500 500 0 0"
   stop
   counted delivered_by_bypass=0 delivered=500
   no_losses
 }
 
-trace() { # PROGRAM TEST: how many instructions and system calls a lane needs, and lines that lanes share
-  status=0
-  "$1" "$2" --exact --nocapture >/tmp/trace 2>&1 || status=$?
-  cat /tmp/trace
-  [ $status -eq 0 ] || grep -A 2 "panicked at" /tmp/trace >&3 || true
-  is status $status 0
-  # A test that skips itself passes, with its reason.
-  ! grep -o "SKIP .*" /tmp/trace || exit 77
-  grep " lanes: " /tmp/trace >&3
+# A driver without XDP: native is refused, and behind it all arrives.
+without_xdp() {
+  refused "eth3: its driver accepts no XDP program" 10.77.3.2:7 --engine xdp --interface eth3
+  serve 10.77.3.2:7 --engine xdp --xdp-generic --interface eth3
+  for size in 0 64 65 512 1472; do
+    is "answered of $size bytes" "$(from_far 10.77.3.2:7 500 echo --size $size)" "500 500 0 0"
+  done
+  stop
+  counted delivered=2500 sent=2500 delivered_by_bypass=2500
+  no_losses
 }
 
-echo /bin/modprobe >/proc/sys/kernel/modprobe
 # An emulated CPU may pause for long: what goes through sockets is not to be lost by that.
 echo 8388608 | tee /proc/sys/net/core/rmem_max >/proc/sys/net/core/rmem_default
-for module in virtio_pci virtio_net vmxnet3 veth "bonding max_bonds=0" 8021q vrf team bridge; do
-  modprobe $module || echo "SKIP the kernel has no $module"
+for module in virtio_net vmxnet3 e1000e veth "bonding max_bonds=0" 8021q vrf team bridge; do
+  busybox modprobe $module || echo "SKIP the kernel has no $module"
 done
 ip link set lo up
-ip netns add far
-ip -n far link set lo up
+ip netns add beside
+ip -n beside link set lo up
 for number in 0 1; do
   ip address add 10.77.$number.2/24 dev eth$number
   ip link set eth$number up
 done
+# Beside eth0, on the same bridge: each answers for its own address.
+echo 1 >/proc/sys/net/ipv4/conf/all/arp_ignore
+ip address add 10.77.3.2/24 dev eth3
+ip link set eth3 up
 
-if [ -e /bin/loopback_shared_lines ]; then
-  echo "$(nproc) CPUs"
-  check "lanes of engine mmsg" trace loopback_shared_lines loopback_mmsg_lanes_share_no_written_line
-  check "lanes of engine uring" trace loopback_shared_lines loopback_uring_lanes_share_no_written_line
-  check "lanes of engine xdp" trace netns_xdp_shared_lines netns_xdp_lanes_share_no_written_line
-  echo DONE
-  poweroff -f
-fi
 check "virtio_net with queues to spare for the driver" virtio 2 2
 check "virtio_net with all its queues in use" virtio 4 0
 check "virtio_net, generic XDP" virtio_generic
 check "virtio_net, a server under manylane run" virtio_run 0
 check "virtio_net, a server under manylane run, with rp_filter" virtio_run 1
 check "virtio_net whose host cannot be asked to finish checksums" virtio_without_offloads
+check "queues that the doctor sees" doctor_of_queues
+check "e1000e, which has no XDP" without_xdp
 check "bond, balance-xor" bond balance-xor
 check "bond, active-backup" bond active-backup
 check "part of a bridge" part_of bridge
@@ -430,4 +438,4 @@ complaints && echo "FAIL the kernel complains"
 echo "WARNING: to see that complaints are found" >/dev/kmsg
 complaints >/dev/null || echo "FAIL complaints of the kernel are not found"
 echo DONE
-poweroff -f
+busybox poweroff -f

@@ -1,0 +1,31 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# shellcheck shell=dash
+#
+# In the virtual machine that kernels.sh starts: runs the test programs of the list $TESTS, each a
+# line: its folder, a tab, its file. $FILTER are arguments for each, and $LOG gets what they print.
+
+ip link set lo up
+# What udev would load, or make nodes for.
+for module in virtio_net tun; do
+  busybox modprobe $module
+done
+echo "Linux $(uname -r), $(nproc) CPUs"
+tab=$(printf '\t')
+while IFS=$tab read -r folder program; do
+  name=$(basename "${program%-*}")
+  log=$LOG.$name
+  cd "$folder" || exit
+  # shellcheck disable=SC2086 # a list of arguments
+  timeout --kill-after=10 "$LIMIT" "$program" $FILTER >"$log" 2>&1 </dev/null
+  status=$?
+  [ $status -ne 124 ] || echo "FAIL $name: not within $LIMIT seconds"
+  grep -q "^test result:" "$log" || echo "FAIL $name: ended with $status before its last test"
+  sed -n 's/^test \(.*\) \.\.\. FAILED$/FAIL \1/p' "$log"
+  sed -n "/: ok. 0 passed;/d; s/^test result: [^ ]* \(.*\) passed; \(.*\) failed; .* finished in \(.*\)s$/RAN $name: \1 passed, \2 failed, \3 s/p" "$log"
+  cat "$log" >>"$LOG"
+  rm "$log"
+done <"$TESTS"
+dmesg | grep -E "] (BUG:|WARNING: |Call Trace|general protection)" | sed 's/^/FAIL the kernel complains: /'
+echo DONE
+busybox poweroff -f

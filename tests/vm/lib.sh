@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# shellcheck shell=bash
+# Sourced by the scripts that run something in a virtual machine.
+#
+# The machine has the files of this one: virtio-fs shows it the root of the host, and what it writes
+# goes to a layer in its memory. So every program, library and test is where it is here. Only
+# "$folder/out" is the host's own, to be written. The first process is init.sh, which becomes the
+# script that boot() is given; that one's input and output are a serial line, which the host reads
+# and answers. The console of machine NAME is in "$folder/NAME.console", and what qemu says in
+# "$folder/NAME.log".
+
+# shellcheck source=scripts/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../../scripts/lib.sh"
+
+# Sets folder, kernel_image and kernel_modules (a folder named like the kernel's release).
+use_kernel() { # VERSION: of Debian's kernel for clouds, or VERSION-full: with drivers of hardware
+  local suite package=linux-image-cloud-amd64
+  case ${1%-full} in
+  5.10) suite=bullseye ;;
+  6.1) suite=bookworm ;;
+  6.12) suite=trixie ;;
+  *) die "KERNEL=$1: expected 5.10, 6.1 or 6.12" ;;
+  esac
+  case $1 in *-full) package=linux-image-amd64 ;; esac
+  folder=$root/target/vm/$1
+  [ -d "$folder/modules" ] || fetch_kernel "$suite" "$package"
+  kernel_image=$(echo "$folder"/image/boot/vmlinuz-*)
+  kernel_modules=$(echo "$folder"/modules/lib/modules/*)
+  pack_initramfs
+}
+
+# Debian's kernel of another release, by lists of its own: those of this machine stay as they are.
+fetch_kernel() { # SUITE PACKAGE
+  local apt=$folder/apt options image modules
+  rm -rf "$folder/image" "$folder/modules"*
+  mkdir -p "$apt"/lists/partial "$apt"/cache/archives/partial
+  echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] ${MIRROR:-http://deb.debian.org/debian} $1 main" \
+    >"$apt/sources.list"
+  options=(-q -o "Dir::State::lists=$apt/lists" -o "Dir::Cache=$apt/cache" -o "Dir::Etc::sourcelist=$apt/sources.list"
+    -o Dir::Etc::sourceparts=/dev/null -o APT::Architecture=amd64 -o APT::Sandbox::User=root)
+  apt-get "${options[@]}" update >"$apt/log" 2>&1 || die "no list of packages of $1: $apt/log"
+  image=$(apt-cache "${options[@]}" depends "$2" | sed -n 's/^ *Depends: \(linux-image-[^ ]*\).*/\1/p')
+  [ -n "$image" ] || die "$1 has no $2"
+  (cd "$apt" && apt-get "${options[@]}" download "$image" >>log 2>&1) || die "$image was not fetched: $apt/log"
+  dpkg-deb -x "$apt/$image"_*.deb "$folder/image"
+  rm -f "$apt"/*.deb
+  # Under another name first: its end is what use_kernel() looks for.
+  mkdir -p "$folder/modules.new/lib/modules"
+  modules=$(find "$folder/image" -path '*/lib/modules/*' -prune)
+  mv "$modules" "$folder/modules.new/lib/modules/"
+  # busybox loads no compressed ones.
+  find "$folder/modules.new" -name '*.xz' -exec busybox unxz {} +
+  busybox depmod -b "$folder/modules.new" "${modules##*/}"
+  mv "$folder/modules.new" "$folder/modules"
+}
+
+# What the kernel needs until it has the files of the host.
+pack_initramfs() {
+  local tree=$folder/initramfs.d name file files
+  rm -rf "$tree"
+  mkdir -p "$tree"/{bin,proc,sys,dev,host,layer,new} "$tree/lib/modules"
+  install "$(command -v busybox)" "$tree/bin/busybox"
+  install "$root/tests/vm/init.sh" "$tree/init"
+  if [ -n "$kernel_modules" ]; then
+    mkdir "$tree/lib/modules/${kernel_modules##*/}"
+    for name in virtio_pci virtiofs overlay; do
+      # Its line in modules.dep: itself, a colon, what it needs. One that is built in has none.
+      read -ra files < <(sed -n "s,^\(.*/$name\.ko\):,\1,p" "$kernel_modules/modules.dep") || true
+      for file in "${files[@]}"; do
+        install -D "$kernel_modules/$file" "$tree/lib/modules/${kernel_modules##*/}/$file"
+      done
+    done
+    cp "$kernel_modules"/modules.{dep,builtin} "$tree/lib/modules/${kernel_modules##*/}/"
+  fi
+  (cd "$tree" && find . | busybox cpio -o -H newc) >"$folder/initramfs" 2>"$folder/cpio.log"
+  rm -rf "$tree"
+}
+
+# The network between machines: bridges in a namespace of its own. Before "inside" is used.
+make_network() { # BRIDGE...
+  local bridge
+  namespace=manylane-vm-$$
+  inside=(ip netns exec "$namespace")
+  ip netns add "$namespace"
+  for bridge in "$@"; do
+    ip -n "$namespace" link add "$bridge" type bridge stp_state 0 mcast_snooping 0
+    ip -n "$namespace" link set "$bridge" up
+  done
+}
+
+# Options of qemu for a device behind which is a bridge: sets "device".
+add_device() { # NAME BRIDGE MODEL MAC QUEUES [OPTION...]: of the model, each with a comma in front
+  local name=$1 bridge=$2 model=$3 mac=$4 queues=$5 more=,romfile= kind=()
+  shift 5
+  if [ "$queues" -gt 1 ]; then
+    kind=(multi_queue)
+    more+=,mq=on,vectors=$((2 * queues + 2))
+  fi
+  ip -n "$namespace" tuntap add dev "$name" mode tap "${kind[@]}" vnet_hdr
+  ip -n "$namespace" link set "$name" master "$bridge" up
+  # shellcheck disable=SC2034 # by the caller
+  device=(-netdev "tap,id=$name,ifname=$name,script=no,downscript=no,vhost=off,queues=$queues"
+    -device "$model,netdev=$name,mac=$mac$more$*")
+}
+
+# The machines, by their names: their processes, and the ends of the host of their serial lines.
+declare -A machines=() to=() from=()
+declare -a files_daemons=() inside=()
+
+# Starts a machine.
+boot() { # NAME CPUS MEMORY SECONDS SCRIPT VARIABLE=VALUE... -- OPTION...: of qemu
+  local name=$1 cpus=$2 memory=$3 limit=$4 script=$5 daemon input output
+  shift 5
+  mkdir -p "$folder/out"
+  {
+    printf 'vm_out=%q vm_script=%q vm_modules=%q\n' "$folder/out" "$script" "$kernel_modules"
+    echo "export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root"
+    while [ $# -gt 0 ] && [ "$1" != -- ]; do
+      printf 'export %q\n' "$1"
+      shift
+    done
+  } >"$folder/$name.environment"
+  shift
+  share_files "$folder/$name.files"
+  input=$folder/$name.in output=$folder/$name.out
+  rm -f "$input" "$output"
+  mkfifo "$input" "$output"
+  "${inside[@]}" nice -n 5 timeout --foreground --kill-after=5 "$limit" qemu-system-x86_64 \
+    -accel tcg,thread=multi -cpu max -smp "$cpus" -m "$memory" -nodefaults -no-user-config -display none -no-reboot \
+    -object "memory-backend-memfd,id=memory,size=$memory,share=on" -machine q35,memory-backend=memory \
+    -kernel "$kernel_image" -initrd "$folder/initramfs" \
+    -append "console=ttyS0 no_timer_check panic=-1 quiet ${kernel_options:-} vm_environment=\"$folder/$name.environment\"" \
+    -serial "file:$folder/$name.console" -serial stdio \
+    -chardev "socket,id=files,path=$folder/$name.files" -device vhost-user-fs-pci,chardev=files,tag=host \
+    "$@" <"$input" >"$output" 2>"$folder/$name.log" &
+  machines[$name]=$!
+  exec {input}>"$input" {output}<"$output"
+  to[$name]=$input from[$name]=$output
+}
+
+# Shows the files of this machine at a socket.
+share_files() { # SOCKET
+  local daemon
+  for daemon in /usr/libexec/virtiofsd /usr/lib/qemu/virtiofsd; do
+    [ ! -x "$daemon" ] || break
+  done
+  rm -f "$1"
+  "$daemon" --socket-path="$1" -o source=/,sandbox=chroot,cache=always >"$1.log" 2>&1 &
+  files_daemons+=($!)
+  while [ ! -S "$1" ]; do
+    kill -0 $! 2>/dev/null || die "the files of this machine cannot be shown: $1.log"
+    sleep 0.05
+  done
+}
+
+# To be called when a script ends, in whatever way.
+end_machines() {
+  local name fd
+  for name in "${!machines[@]}"; do
+    kill "${machines[$name]}" 2>/dev/null || true
+  done
+  # Only then the files, or a machine complains.
+  [ ${#machines[@]} -eq 0 ] || wait "${machines[@]}" 2>/dev/null || true
+  [ ${#files_daemons[@]} -eq 0 ] || kill "${files_daemons[@]}" 2>/dev/null || true
+  [ ${#files_daemons[@]} -eq 0 ] || wait "${files_daemons[@]}" 2>/dev/null || true
+  for fd in "${to[@]}" "${from[@]}"; do
+    exec {fd}>&-
+  done
+  machines=() files_daemons=() to=() from=()
+}
+
+# The same, and the network.
+clean() {
+  end_machines
+  [ -z "${namespace:-}" ] || ip netns delete "$namespace" 2>/dev/null || true
+  namespace='' inside=()
+}
+trap clean EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
