@@ -36,7 +36,7 @@ tidy() {
   [ -z "$server" ] || {
     kill "$server"
     wait "$server"
-    [ $status -eq 77 ] || echo "counted:" "$(cat /tmp/*.json | sed -n '/"rows"/,$s/.*"\([a-z_]*\)": \([1-9][0-9]*\).*/\1=\2/p' | xargs)"
+    [ $status -eq 77 ] || all_counts
   }
   {
     for device in upper0 bond0 p0 part0 part1; do ip link delete $device; done
@@ -102,10 +102,14 @@ stop() {
   server=
 
 }
+all_counts() {
+  echo "counted:" "$(cat /tmp/*.json | sed -n '/"rows"/,$s/.*"\([a-z_]*\)": \([1-9][0-9]*\).*/\1=\2/p' | xargs)"
+}
 # The last count of that name is the total.
 total() { sed -n "s/.*\"$1\": \([0-9]*\).*/\1/p" /tmp/echo.json | tail -n 1; }
 counted() { # NAME=VALUE...
   for pair in "$@"; do
+    [ "$(total "${pair%=*}")" = "${pair#*=}" ] || all_counts
     is "${pair%=*}" "$(total "${pair%=*}")" "${pair#*=}"
   done
 }
