@@ -30,6 +30,7 @@
 //! | `cpu_distance` | whether two CPUs are two cores, by the transfer time of a cache line |
 //! | `numa_nodes` | NUMA nodes, and which of them has the device |
 //! | `lockstat` | acquisitions and hold times, on kernels with statistics of locks |
+//! | `switch` | switches of the kernel that are changed for a measurement |
 //! | `rivera`, `sarma`, `orlowsky`, `priambodo` | the papers |
 
 mod cpu_distance;
@@ -48,6 +49,7 @@ mod row;
 mod sarma;
 mod settings;
 pub mod state;
+mod switch;
 pub mod table;
 
 use std::time::Instant;

@@ -11,6 +11,8 @@ use aya::programs::RawTracePoint;
 use aya::util::kernel_symbols;
 use aya::{Ebpf, EbpfLoader};
 
+use crate::lockstat;
+
 /// `struct ml_place` of bpf/locks.bpf.c, in words: the lock, then stack and flags.
 type CallSite = [u64; 2];
 /// `struct ml_waits`: count, total nanoseconds, maximum.
@@ -109,6 +111,10 @@ impl LockMonitor {
         for entry in &waited {
             let ([lock, words], waits) = entry.context("reading the traced locks")?;
             let (stack, flags) = split_u64(words);
+            if flags & LCB_F_MUTEX != 0 && lockstat::is_supported() {
+                // There, each acquisition of a mutex is reported as a wait.
+                continue;
+            }
             let names: Vec<&str> = match stacks.get(&stack, 0) {
                 Ok(trace) => trace.frames().iter().filter_map(|frame| self.symbol_name(frame.ip)).collect(),
                 Err(_) => Vec::new(),
@@ -151,13 +157,14 @@ fn split_u64(word: u64) -> (u32, u32) {
 /// The function that waited for the lock: the first that belongs neither to tracing nor to
 /// locking.
 fn find_caller<'a>(names: &[&'a str]) -> &'a str {
-    const LOCK_FN_PREFIXES: [&str; 16] = [
+    const LOCK_FN_PREFIXES: [&str; 17] = [
         "bpf_",
         "__bpf_",
         "__traceiter_",
         "trace_",
         "__raw_spin",
         "_raw_",
+        "do_raw_",
         "native_queued_",
         "queued_",
         "__pv_queued_",
@@ -238,12 +245,14 @@ fn aggregate(raw: &[RawContention]) -> Vec<Contention> {
     waits
 }
 
+/// Flag of the tracepoint: the lock is a mutex.
+const LCB_F_MUTEX: u32 = 32;
+
 /// The kind of the lock, by the flags of the tracepoint (`LCB_F_*`).
 fn lock_kind(flags: u32) -> &'static str {
     const LCB_F_SPIN: u32 = 1;
     const LCB_F_READ: u32 = 2;
     const LCB_F_WRITE: u32 = 4;
-    const LCB_F_MUTEX: u32 = 32;
     match flags {
         _ if flags & LCB_F_MUTEX != 0 => "other mutex",
         _ if flags & (LCB_F_READ | LCB_F_WRITE) != 0 && flags & LCB_F_SPIN != 0 => "other rwlock",
@@ -307,6 +316,15 @@ mod tests {
             ["native_queued_spin_lock_slowpath", "_raw_spin_lock_bh", "lock_sock_nested", "udp_sendmsg"];
         assert_eq!((find_caller(&stack), known_lock(&stack)), ("udp_sendmsg", Some(SOCKET_LOCK)));
         assert_eq!((find_caller(&[]), known_lock(&[])), ("unknown", None));
+        // With CONFIG_LOCK_STAT, a spinlock has one function more.
+        let stack = [
+            "queued_spin_lock_slowpath",
+            "do_raw_spin_lock",
+            "_raw_spin_lock_bh",
+            "lock_sock_nested",
+            "udp_sendmsg",
+        ];
+        assert_eq!((find_caller(&stack), known_lock(&stack)), ("udp_sendmsg", Some(SOCKET_LOCK)));
     }
 
     #[test]

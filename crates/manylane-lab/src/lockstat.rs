@@ -1,13 +1,15 @@
-//! `/proc/lock_stat`: acquisitions and hold time of each class of locks. Only kernels built with
-//! CONFIG_LOCK_STAT have it, and few machines in production run one. The numbers are machine-wide,
-//! and a class covers all sockets of a family. Other programs may use the counters, so this module
-//! does not clear them. It computes differences.
+//! `/proc/lock_stat`: acquisitions, contentions, hold and wait time of each class of locks. Only
+//! kernels built with CONFIG_LOCK_STAT have it, and few machines in production run one. The numbers
+//! are machine-wide, and a class covers all sockets of a family. Other programs may use the
+//! counters, so this module does not clear them. It computes differences.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
+
+use crate::switch::SwitchGuard;
 
 /// The file, and the switch (`kernel.lock_stat`).
 const LOCK_STAT_PATH: &str = "/proc/lock_stat";
@@ -19,10 +21,20 @@ const VERSION_LINE: &str = "lock_stat version 0.4";
 /// time.
 const FIELD_COUNT: usize = 12;
 
-/// Classes of the locks of UDP receive queues.
+/// Classes of the locks of UDP receive queues, to which datagrams are appended.
 pub(crate) const RECV_QUEUE_CLASSES: [&str; 2] = ["rlock-AF_INET", "rlock-AF_INET6"];
 /// Classes of the spinlocks of whole sockets.
 pub(crate) const SOCKET_CLASSES: [&str; 2] = ["slock-AF_INET", "slock-AF_INET6"];
+
+/// Class of the locks of the readers' queues of UDP sockets (since Linux 4.13), to which a reader
+/// moves all of a receive queue. It has this name only in a kernel with
+/// tests/vm/kernel/lock-stat.patch; elsewhere it is one of many without a name of their own.
+pub(crate) const READER_QUEUE_CLASSES: [&str; 1] = ["reader_queue-UDP"];
+/// Both, which were one lock in the paper's kernel.
+pub(crate) const BOTH_QUEUES_CLASSES: [&str; 3] =
+    [RECV_QUEUE_CLASSES[0], RECV_QUEUE_CLASSES[1], READER_QUEUE_CLASSES[0]];
+/// Class of the locks of the wait queues of all sockets.
+pub(crate) const WAIT_QUEUE_CLASSES: [&str; 1] = ["&ei->socket.wq.wait"];
 
 /// Counters of some locks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -31,20 +43,28 @@ pub(crate) struct LockStats {
     pub acquisitions: u64,
     /// Total hold time in nanoseconds.
     pub held_ns: u64,
+    /// Number of acquisitions that had to wait.
+    pub contentions: u64,
+    /// Total wait time in nanoseconds.
+    pub waited_ns: u64,
 }
 
 impl LockStats {
     fn add(&mut self, other: Self) {
-        self.acquisitions = self.acquisitions.saturating_add(other.acquisitions);
-        self.held_ns = self.held_ns.saturating_add(other.held_ns);
+        *self = self.with(other, u64::saturating_add);
     }
 
     /// Another program may clear the statistics meanwhile. Then only the current values are known.
     fn since(self, before: Self) -> Self {
-        let less = |now: u64, then: u64| now.checked_sub(then).unwrap_or(now);
+        self.with(before, |now, then| now.checked_sub(then).unwrap_or(now))
+    }
+
+    fn with(self, other: Self, each: impl Fn(u64, u64) -> u64) -> Self {
         Self {
-            acquisitions: less(self.acquisitions, before.acquisitions),
-            held_ns: less(self.held_ns, before.held_ns),
+            acquisitions: each(self.acquisitions, other.acquisitions),
+            held_ns: each(self.held_ns, other.held_ns),
+            contentions: each(self.contentions, other.contentions),
+            waited_ns: each(self.waited_ns, other.waited_ns),
         }
     }
 }
@@ -79,6 +99,11 @@ impl LockClasses {
         Ok(classes)
     }
 
+    /// True if the kernel has one of these classes.
+    pub(crate) fn has_any(&self, names: &[&str]) -> bool {
+        names.iter().any(|name| self.0.contains_key(*name))
+    }
+
     /// Those of some classes together.
     pub(crate) fn total_of(&self, names: &[&str]) -> LockStats {
         let mut sum = LockStats::default();
@@ -110,7 +135,12 @@ fn parse_class(line: &str) -> Option<(&str, LockStats)> {
     if numbers.len() != FIELD_COUNT || name.trim().is_empty() {
         return None;
     }
-    let sums = LockStats { acquisitions: numbers[7].parse().ok()?, held_ns: parse_time_ns(numbers[10])? };
+    let sums = LockStats {
+        contentions: numbers[1].parse().ok()?,
+        waited_ns: parse_time_ns(numbers[4])?,
+        acquisitions: numbers[7].parse().ok()?,
+        held_ns: parse_time_ns(numbers[10])?,
+    };
     Some((name.trim(), sums))
 }
 
@@ -143,7 +173,7 @@ fn parse_time_ns(text: &str) -> Option<u64> {
 pub(crate) struct LockStatSession {
     stat_path: PathBuf,
     before: LockClasses,
-    _sysctl_guard: Option<SysctlGuard>,
+    _switch: Option<SwitchGuard>,
 }
 
 impl LockStatSession {
@@ -159,8 +189,8 @@ impl LockStatSession {
     }
 
     fn start_at(statistics: &Path, switch: &Path) -> Result<Self> {
-        let switch = SysctlGuard::enable(switch)?;
-        Ok(Self { stat_path: statistics.into(), before: read(statistics)?, _sysctl_guard: switch })
+        let switch = SwitchGuard::set(switch, "1")?;
+        Ok(Self { stat_path: statistics.into(), before: read(statistics)?, _switch: switch })
     }
 
     /// The machine-wide counts since the start.
@@ -183,162 +213,5 @@ fn read(path: &Path) -> Result<LockClasses> {
     LockClasses::parse(&text)
 }
 
-/// The statistics were off, and are on until this is dropped.
-#[derive(Debug)]
-struct SysctlGuard(PathBuf);
-
-impl SysctlGuard {
-    /// None if they are already on.
-    fn enable(path: &Path) -> Result<Option<Self>> {
-        let state = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
-        if state.trim() != "0" {
-            return Ok(None);
-        }
-        fs::write(path, "1\n").with_context(|| format!("switching on {} (needs root)", path.display()))?;
-        Ok(Some(Self(path.into())))
-    }
-}
-
-impl Drop for SysctlGuard {
-    fn drop(&mut self) {
-        // An error cannot be reported here. The next run finds the statistics on, and leaves them
-        // on.
-        let _ = fs::write(&self.0, "0\n");
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-    use tempfile::TempDir;
-
-    use super::*;
-
-    /// In the format of the kernel's Documentation/locking/lockstat.rst: readers and writers,
-    /// nested locks, points of contention.
-    const TEXT: &str = include_str!("lockstat.txt");
-
-    fn replaced(text: &str, with: &str) -> String {
-        let changed = TEXT.replace(text, with);
-        assert_ne!(changed, TEXT);
-        changed
-    }
-
-    #[test]
-    fn classes_are_read_as_the_kernel_writes_them() {
-        let classes = LockClasses::parse(TEXT).unwrap();
-        let memory = classes.total_of(&["&mm->mmap_sem"]);
-        assert_eq!((memory.acquisitions, memory.held_ns), (37_239_050, 17_559_036_826_520));
-        // With the nested ones, `/1`, and those of the second class of that name, `#2`.
-        assert_eq!(classes.total_of(&["&rq->lock"]).acquisitions, 3_453_404 + 38_404 + 7);
-        let queue = classes.total_of(&RECV_QUEUE_CLASSES);
-        let expected = LockStats { acquisitions: 3_000_009 + 12, held_ns: 491_475_110 + 2_400 };
-        assert_eq!(queue, expected);
-        assert_eq!(classes.total_of(&SOCKET_CLASSES).acquisitions, 2_000_037);
-        assert_eq!(
-            classes.total_of(&["(work_completion)(&(&w->d)->work): x"]).acquisitions,
-            5,
-            "names have colons"
-        );
-        assert_eq!(classes.total_of(&["no such lock"]), LockStats::default());
-        let all = [memory, queue, classes.total_of(&SOCKET_CLASSES), classes.total_of(&["&rq->lock"])];
-        let all: u64 = all.iter().map(|sums| sums.acquisitions).sum();
-        assert_eq!(classes.total().acquisitions, all + 5, "points of contention are no classes");
-    }
-
-    #[test]
-    fn times_are_microseconds_with_two_digits_behind_the_point() {
-        let cases = [("0.26", Some(260)), ("939.10", Some(939_100)), ("5", Some(5000)), ("5.", Some(5000))];
-        for (text, ns) in cases {
-            assert_eq!(parse_time_ns(text), ns, "{text}");
-        }
-        for text in ["", ".", "-1.00", "1.x", "1.2345", "99999999999999999999.00", "18446744073709551615.00"]
-        {
-            assert_eq!(parse_time_ns(text), None, "{text}");
-        }
-    }
-
-    #[test]
-    fn unknown_formats_and_stopped_statistics_are_errors() {
-        let other = LockClasses::parse(&replaced("version 0.4", "version 0.5")).unwrap_err().to_string();
-        assert!(other.contains("unknown format") && other.contains("0.5"), "{other}");
-        assert!(LockClasses::parse("").is_err());
-        let off = replaced(
-            "0.4\n",
-            "0.4\n*WARNING* lock debugging disabled!! - possibly due to a lockdep warning\n",
-        );
-        let off = LockClasses::parse(&off).unwrap_err().to_string();
-        assert!(off.contains("stopped counting"), "{off}");
-    }
-
-    fn files() -> (PathBuf, PathBuf, TempDir) {
-        let folder = TempDir::new().unwrap();
-        (folder.path().join("lock_stat"), folder.path().join("switch"), folder)
-    }
-
-    #[test]
-    fn lockstat_counts_differences_and_restores_its_switch() {
-        let (statistics, switch, _folder) = files();
-        fs::write(&statistics, TEXT).unwrap();
-        for (was, meanwhile) in [("0\n", "1\n"), ("1\n", "1\n")] {
-            fs::write(&statistics, TEXT).unwrap();
-            fs::write(&switch, was).unwrap();
-            let counting = LockStatSession::start_at(&statistics, &switch).unwrap();
-            assert_eq!(fs::read_to_string(&switch).unwrap(), meanwhile);
-            // 1000 more acquisitions, and 1234.56 µs more hold time.
-            let later = replaced("3000009", "3001009").replace("491475.11", "492709.67");
-            fs::write(&statistics, later).unwrap();
-            let classes = counting.read().unwrap();
-            let expected = LockStats { acquisitions: 1000, held_ns: 1_234_560 };
-            assert_eq!(classes.total_of(&RECV_QUEUE_CLASSES), expected);
-            assert_eq!(classes.total(), expected, "of all others nothing was counted");
-            // Another program cleared them.
-            fs::write(&statistics, replaced("3000009", "9")).unwrap();
-            assert_eq!(counting.read().unwrap().total_of(&["rlock-AF_INET"]).acquisitions, 9);
-            drop(counting);
-            assert_eq!(fs::read_to_string(&switch).unwrap(), was);
-            assert_eq!(
-                fs::read_to_string(&statistics).unwrap(),
-                replaced("3000009", "9"),
-                "nothing is cleared"
-            );
-        }
-        // If the statistics cannot be read, they are not left on.
-        fs::write(&switch, "0\n").unwrap();
-        fs::write(&statistics, "another text").unwrap();
-        assert!(LockStatSession::start_at(&statistics, &switch).is_err());
-        assert_eq!(fs::read_to_string(&switch).unwrap(), "0\n");
-    }
-
-    proptest! {
-        #[test]
-        fn any_text_is_read_or_refused(text in "\\PC{0,400}") {
-            let _ = LockClasses::parse(&text);
-            let _ = LockClasses::parse(&format!("{VERSION_LINE}\n{text}"));
-        }
-
-        /// The kernel's text with replaced parts: no panic, and no class that does not exist.
-        #[test]
-        fn a_damaged_text_has_no_more_classes(at in 0..TEXT.len(), length in 0..200_usize, with in "[-:.0-9 a-z\n]{0,80}") {
-            let (Some(before), Some(after)) = (TEXT.get(..at), TEXT.get((at + length).min(TEXT.len())..)) else {
-                return Ok(());
-            };
-            if let Ok(classes) = LockClasses::parse(&format!("{before}{with}{after}")) {
-                let whole = LockClasses::parse(TEXT).unwrap();
-                prop_assert!(classes.0.len() <= whole.0.len() + 1 + with.lines().count());
-            }
-        }
-
-        #[test]
-        fn numbers_round_trip(count in any::<u64>(), ns in 0..1_000_000_000_000_u64) {
-            let time = format!("{}.{:02}", ns / 1000, ns % 1000 / 10);
-            let line = format!(
-                "{:>40}:{:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} ",
-                "a lock-W", 1, 4, "0.10", "9.99", "19.98", "1.00", 2, count, "0.00", "8.88", time, "2.00"
-            );
-            let classes = LockClasses::parse(&format!("{VERSION_LINE}\n{line}\n")).unwrap();
-            let expected = LockStats { acquisitions: count, held_ns: ns / 10 * 10 };
-            prop_assert_eq!(classes.total_of(&["a lock"]), expected);
-        }
-    }
-}
+mod tests;

@@ -1,5 +1,5 @@
-//! Tables I to III: contended locks while units are read, with the number of waits, their time,
-//! and the callers.
+//! Tables I to III: number and time of holds and waits of locks while units are read, and the
+//! callers that wait.
 
 use std::sync::atomic::AtomicBool;
 
@@ -7,9 +7,11 @@ use anyhow::Result;
 use manylane_bench as bench;
 use manylane_bench::receivers::Kind;
 
-use super::reading::{self, Phase, ReadSample, Reader};
-use crate::locks::{Contentions, LockMonitor, RECV_QUEUE_LOCK, SOCKET_LOCK};
-use crate::lockstat::{LockClasses, LockStatSession, RECV_QUEUE_CLASSES, SOCKET_CLASSES};
+use super::acquisitions;
+use super::lock_sample::{ContentionSample, sample_contention, sample_without_accounting};
+use super::reading::Reader;
+use crate::locks::{RECV_QUEUE_LOCK, SOCKET_LOCK};
+use crate::lockstat::{BOTH_QUEUES_CLASSES, SOCKET_CLASSES};
 use crate::part::Setups;
 use crate::row::Row;
 
@@ -31,7 +33,8 @@ pub(super) const WAIT_TIME_MEAN: &str = "mean wait, µs";
 /// Maximum number of callers that are listed; the others are joined.
 const CALLERS_MAX: usize = 5;
 
-/// One observation of each of `readers` with this number of threads.
+/// One observation of each of `readers` with this number of threads, and of the first one of the
+/// paper without memory accounting.
 pub(super) fn rows(
     places: &mut Setups,
     readers: &[Reader],
@@ -41,103 +44,62 @@ pub(super) fn rows(
     let mut rows = Vec::new();
     for &reader in readers {
         bench::check_stop(stop)?;
-        let line = format!("{}, {threads}", reader.name());
-        match sample_contention(places, reader, threads, stop) {
-            Ok(ContentionSample { contentions: seen, reading, lock_classes: taken }) => {
-                if matches!(reader, Reader::Udp(Kind::SocketRecvfrom, ..)) {
-                    rows.extend(paper_rows(&seen, taken.as_ref(), threads));
-                }
-                rows.extend(caller_rows(&line, &seen, &reading));
-            }
-            Err(err) => {
-                let why = format!("{err:#}");
-                rows.push(Row::unavailable(CALLERS, &line, "per million", "", &why));
-                if matches!(reader, Reader::Udp(Kind::SocketRecvfrom, ..)) {
-                    let tables = [TABLE_1, TABLE_2];
-                    rows.extend(
-                        tables.map(|table| {
-                            Row::unavailable(table, &threads.to_string(), CONTENTIONS, "", &why)
-                        }),
-                    );
-                }
-            }
+        let is_papers = matches!(reader, Reader::Udp(Kind::SocketRecvfrom, ..));
+        let seen = sample_contention(places, reader, threads, stop).map_err(|err| format!("{err:#}"));
+        let seen = seen.as_ref().map_err(String::as_str);
+        rows.extend(caller_rows(&format!("{}, {threads}", reader.name()), seen));
+        if let Reader::Udp(..) = reader {
+            rows.extend(acquisitions::rows(&reader.name(), threads, seen));
+        }
+        if is_papers {
+            rows.extend(paper_rows(TABLE_1, threads, RECV_QUEUE_LOCK, &BOTH_QUEUES_CLASSES, seen));
+            rows.extend(paper_rows(TABLE_2, threads, SOCKET_LOCK, &SOCKET_CLASSES, seen));
+            bench::check_stop(stop)?;
+            let seen = sample_without_accounting(places, reader, threads, stop);
+            let seen = seen.as_ref().map_err(String::as_str);
+            rows.extend(paper_rows(TABLE_3, threads, RECV_QUEUE_LOCK, &BOTH_QUEUES_CLASSES, seen));
         }
     }
     Ok(rows)
 }
 
-/// The observations while units were read.
-pub(crate) struct ContentionSample {
-    pub(crate) contentions: Contentions,
-    pub(crate) reading: ReadSample,
-    /// Of a kernel that counts all acquisitions.
-    pub(crate) lock_classes: Option<LockClasses>,
-}
-
-/// Waits while units are read, without those at the start and end of the readers.
-pub(crate) fn sample_contention(
-    places: &mut Setups,
-    reader: Reader,
+/// A line of Tables I to III. Without waits or holds their mean is 0, as the kernel prints it.
+fn paper_rows(
+    table: &str,
     threads: usize,
-    stop: &AtomicBool,
-) -> Result<ContentionSample> {
-    let (mut watch, mut seen) = (None, Contentions::default());
-    let (mut counting, mut taken) = (None, None);
-    let mut around = |moment| {
-        match (moment, &watch) {
-            (Phase::Started, _) => {
-                watch = Some(LockMonitor::start()?);
-                counting = LockStatSession::start()?;
-            }
-            (Phase::Finished, Some(watch)) => {
-                taken = counting.as_ref().map(LockStatSession::read).transpose()?;
-                seen = watch.read()?;
-            }
-            (Phase::Finished, None) => {}
-        }
-        Ok(())
-    };
-    let reading = reading::read_units(places, reader, threads, stop, &mut around)?;
-    Ok(ContentionSample { contentions: seen, reading, lock_classes: taken })
-}
-
-/// The lines of Tables I to III.
-fn paper_rows(seen: &Contentions, taken: Option<&LockClasses>, threads: usize) -> Vec<Row> {
+    lock: &str,
+    classes: &[&str],
+    seen: Result<&ContentionSample, &str>,
+) -> Vec<Row> {
+    const NO_LOCK_STAT: &str =
+        "this kernel does not count acquisitions and hold times (needs CONFIG_LOCK_STAT)";
     let line = threads.to_string();
-    let mut rows = Vec::new();
-    for (table, lock, classes) in
-        [(TABLE_1, RECV_QUEUE_LOCK, RECV_QUEUE_CLASSES), (TABLE_2, SOCKET_LOCK, SOCKET_CLASSES)]
-    {
-        let each = |column, us: f64, count: u64, why| match count {
-            0 => Row::unavailable(table, &line, column, "µs", why),
-            _ => Row::new(table, &line, column, "µs", vec![us / count as f64]),
-        };
-        if let Some(taken) = taken {
-            let sums = taken.total_of(&classes);
-            let us = sums.held_ns as f64 / 1e3;
-            rows.push(Row::new(table, &line, HOLD_TIME, "µs", vec![us]));
-            rows.push(Row::new(table, &line, ACQUISITIONS, "", vec![sums.acquisitions as f64]));
-            rows.push(each(HOLD_TIME_MEAN, us, sums.acquisitions, "no acquisitions"));
-        } else {
-            let why = "this kernel does not count acquisitions and hold times (needs CONFIG_LOCK_STAT)";
-            let columns = [(HOLD_TIME, "µs"), (ACQUISITIONS, ""), (HOLD_TIME_MEAN, "µs")];
-            rows.extend(columns.map(|(column, unit)| Row::unavailable(table, &line, column, unit, why)));
-        }
-        let (count, ns) = seen.totals_for(lock);
-        let us = ns as f64 / 1e3;
-        rows.push(Row::new(table, &line, WAIT_TIME, "µs", vec![us]));
-        rows.push(Row::new(table, &line, CONTENTIONS, "", vec![count as f64]));
-        rows.push(each(WAIT_TIME_MEAN, us, count, "no waits"));
-    }
-    for column in [HOLD_TIME, ACQUISITIONS, HOLD_TIME_MEAN, WAIT_TIME, CONTENTIONS, WAIT_TIME_MEAN] {
-        let why = "a stock kernel cannot turn off memory accounting";
-        rows.push(Row::unavailable(TABLE_3, &line, column, "", why));
-    }
+    let stats = seen.map(|seen| seen.lock_classes.as_ref().map(|known| known.total_of(classes)));
+    let held = stats.and_then(|stats| stats.map(|sum| (sum.acquisitions, sum.held_ns)).ok_or(NO_LOCK_STAT));
+    let waited = seen.and_then(|seen| {
+        let counted = stats?.map(|sum| (sum.contentions, sum.waited_ns));
+        Ok(counted.unwrap_or_else(|| seen.contentions.totals_for(lock)))
+    });
+    let cells = |[time, count, mean]: [&str; 3], sum: Result<(u64, u64), &str>| {
+        let us = sum.map(|(_, ns)| ns as f64 / 1e3);
+        let each = sum.and_then(|(count, _)| us.map(|us| us / count.max(1) as f64));
+        [
+            Row::measured(table, &line, time, "µs", us),
+            Row::measured(table, &line, count, "", sum.map(|(count, _)| count as f64)),
+            Row::measured(table, &line, mean, "µs", each),
+        ]
+    };
+    let mut rows = Vec::from(cells([HOLD_TIME, ACQUISITIONS, HOLD_TIME_MEAN], held));
+    rows.extend(cells([WAIT_TIME, CONTENTIONS, WAIT_TIME_MEAN], waited));
     rows
 }
 
 /// A line for each of the callers with the longest waits, one for all others, one for the sum.
-fn caller_rows(reader: &str, seen: &Contentions, reading: &ReadSample) -> Vec<Row> {
+fn caller_rows(reader: &str, seen: Result<&ContentionSample, &str>) -> Vec<Row> {
+    let ContentionSample { contentions: seen, reading, .. } = match seen {
+        Ok(seen) => seen,
+        Err(why) => return vec![Row::unavailable(CALLERS, reader, "per million", "", why)],
+    };
     let units = reading.delivered.max(1) as f64;
     let line = |name: &str, count: u64, ns: u64, longest: u64| {
         let name = format!("{reader}: {name}");
@@ -176,62 +138,69 @@ fn caller_rows(reader: &str, seen: &Contentions, reading: &ReadSample) -> Vec<Ro
 
 #[cfg(test)]
 mod tests {
+    use super::super::reading::ReadSample;
     use super::*;
-    use crate::locks::Contention;
+    use crate::locks::{Contention, Contentions};
+    use crate::lockstat::LockClasses;
+
+    fn sample(waits: Vec<Contention>, lock_classes: Option<LockClasses>) -> ContentionSample {
+        let reading = ReadSample { delivered: 500_000, ..ReadSample::default() };
+        ContentionSample { contentions: Contentions { waits, missed: 0 }, reading, lock_classes }
+    }
+
+    fn wait(caller: &str, count: u64, ns: u64) -> Contention {
+        Contention { lock: RECV_QUEUE_LOCK.into(), caller: caller.into(), count, ns, longest_ns: ns }
+    }
+
+    fn value(rows: &[Row], column: &str) -> Option<f64> {
+        rows.iter().find(|row| row.column == column).unwrap().value
+    }
 
     #[test]
     fn the_lines_of_callers_add_up_to_all() {
-        let wait = |caller: usize, count, ns| Contention {
-            lock: RECV_QUEUE_LOCK.into(),
-            caller: format!("f{caller}"),
-            count,
-            ns,
-            longest_ns: ns,
-        };
-        let waits = (0..8).map(|n| wait(n, 2 + n as u64, 1000 * (9 - n as u64))).collect();
-        let seen = Contentions { waits, missed: 0 };
-        let reading = ReadSample { delivered: 500_000, ..ReadSample::default() };
-        let rows = caller_rows("socket/recvfrom, 2", &seen, &reading);
+        let waits = (0..8).map(|n| wait(&format!("f{n}"), 2 + n, 1000 * (9 - n))).collect();
+        let rows = caller_rows("socket/recvfrom, 2", Ok(&sample(waits, None)));
         let counts = |row: &&Row| row.column == "per million";
         let all: Vec<u64> = rows.iter().filter(counts).map(|row| row.counts["contentions"]).collect();
         assert_eq!(all.len(), 7, "the sum, five callers, all others");
         assert_eq!(all[0], all[1..].iter().sum::<u64>());
         assert_eq!(rows.iter().find(counts).unwrap().value, Some(2.0 * all[0] as f64));
+        let rows = caller_rows("lane/xdp, 2", Err("no device"));
+        assert_eq!((rows.len(), rows[0].why_not.as_deref()), (1, Some("no device")));
     }
 
     #[test]
-    fn the_papers_tables_include_rows_without_waits() {
-        let rows = paper_rows(&Contentions::default(), None, 4);
-        assert_eq!(rows.len(), 18);
+    fn a_stock_kernel_has_waits_alone() {
+        let seen = sample(vec![wait("f", 4, 6_000)], None);
+        let rows = paper_rows(TABLE_1, 4, RECV_QUEUE_LOCK, &BOTH_QUEUES_CLASSES, Ok(&seen));
+        assert_eq!(rows.len(), 6);
         assert!(rows.iter().all(|row| row.line == "4" && row.value.is_some() != row.why_not.is_some()));
-        let waited = |row: &&Row| row.table == TABLE_1 && row.column == CONTENTIONS;
-        assert_eq!(rows.iter().find(waited).unwrap().value, Some(0.0));
+        assert_eq!((value(&rows, HOLD_TIME), value(&rows, ACQUISITIONS)), (None, None));
+        assert_eq!((value(&rows, CONTENTIONS), value(&rows, WAIT_TIME_MEAN)), (Some(4.0), Some(1.5)));
+        let rows = paper_rows(TABLE_2, 4, SOCKET_LOCK, &SOCKET_CLASSES, Ok(&seen));
+        assert_eq!((value(&rows, CONTENTIONS), value(&rows, WAIT_TIME_MEAN)), (Some(0.0), Some(0.0)));
+        let rows = paper_rows(TABLE_3, 4, RECV_QUEUE_LOCK, &BOTH_QUEUES_CLASSES, Err("no switch"));
+        assert!(rows.len() == 6 && rows.iter().all(|row| row.why_not.as_deref() == Some("no switch")));
     }
 
     #[test]
-    fn hold_times_match_lock_stat() {
-        let waits = vec![Contention {
-            lock: RECV_QUEUE_LOCK.into(),
-            caller: "f".into(),
-            count: 4,
-            ns: 6_000,
-            longest_ns: 3_000,
-        }];
-        let taken = LockClasses::parse(include_str!("../lockstat.txt")).unwrap();
-        let rows = paper_rows(&Contentions { waits, missed: 0 }, Some(&taken), 2);
-        assert_eq!(rows.len(), 18);
-        let at = |table: &str, column: &str| {
-            let own = |row: &&Row| row.table == table && row.column == column;
-            rows.iter().find(own).unwrap().value
-        };
+    fn statistics_of_locks_fill_each_cell() {
+        let classes = LockClasses::parse(include_str!("../lockstat/documented.txt")).unwrap();
+        // Of another clock, and of this process alone: not mixed with the kernel's.
+        let seen = sample(vec![wait("f", 4, 6_000)], Some(classes));
+        let rows = paper_rows(TABLE_1, 2, RECV_QUEUE_LOCK, &BOTH_QUEUES_CLASSES, Ok(&seen));
         // Both families together, in microseconds.
         assert_eq!(
-            (at(TABLE_1, HOLD_TIME), at(TABLE_1, ACQUISITIONS)),
+            (value(&rows, HOLD_TIME), value(&rows, ACQUISITIONS)),
             (Some(491_477.51), Some(3_000_021.0))
         );
-        assert!((at(TABLE_1, HOLD_TIME_MEAN).unwrap() - 491_477.51 / 3_000_021.0).abs() < 1e-12);
-        assert_eq!((at(TABLE_1, WAIT_TIME), at(TABLE_1, WAIT_TIME_MEAN)), (Some(6.0), Some(1.5)));
-        assert_eq!((at(TABLE_2, HOLD_TIME), at(TABLE_2, ACQUISITIONS)), (Some(90_000.5), Some(2_000_037.0)));
-        assert_eq!((at(TABLE_2, CONTENTIONS), at(TABLE_2, WAIT_TIME_MEAN)), (Some(0.0), None));
+        assert!((value(&rows, HOLD_TIME_MEAN).unwrap() - 491_477.51 / 3_000_021.0).abs() < 1e-12);
+        assert_eq!((value(&rows, WAIT_TIME), value(&rows, CONTENTIONS)), (Some(84.78), Some(430.0)));
+        let rows = paper_rows(TABLE_2, 2, SOCKET_LOCK, &SOCKET_CLASSES, Ok(&seen));
+        assert_eq!(
+            (value(&rows, HOLD_TIME), value(&rows, ACQUISITIONS)),
+            (Some(90_000.5), Some(2_000_037.0))
+        );
+        assert_eq!((value(&rows, CONTENTIONS), value(&rows, WAIT_TIME_MEAN)), (Some(0.0), Some(0.0)));
     }
 }

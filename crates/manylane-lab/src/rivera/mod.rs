@@ -4,9 +4,13 @@
 //! | module | reproduces |
 //! |---|---|
 //! | `reading` | one cell of figures 2 and 4: a number of units, read by a number of threads |
-//! | `contention` | Tables I to III: waits for locks while they are read |
+//! | `lock_sample` | what the kernel tells of locks while they are read |
+//! | `contention` | Tables I to III, and the callers that wait |
+//! | `acquisitions` | locks of the receive path per datagram, of each receiver |
 
+mod acquisitions;
 mod contention;
+mod lock_sample;
 mod reading;
 
 use manylane::Steering;
@@ -14,11 +18,12 @@ use manylane_bench as bench;
 use manylane_bench::receivers::Kind;
 use manylane_bench::stats::interleaved;
 
+use self::acquisitions::{ACQUIRED, CONTENDED};
 use self::contention::{
     ACQUISITIONS, CALLERS, CONTENTIONS, HOLD_TIME, HOLD_TIME_MEAN, TABLE_1, TABLE_2, TABLE_3, WAIT_TIME,
     WAIT_TIME_MEAN,
 };
-pub(super) use self::contention::{ContentionSample, sample_contention};
+pub(super) use self::lock_sample::{ContentionSample, sample_contention};
 use self::reading::{Reader, UNIT_SIZE};
 use crate::lockstat;
 use crate::number::format_number;
@@ -39,7 +44,7 @@ const READER_COUNTS: [usize; 4] = [1, 2, 4, 8];
 /// Flows of figure 2: enough for the kernel's hash to give each of eight sockets some.
 const FLOWS: u16 = 64;
 
-/// The readers of figure 2.
+/// The readers of figure 2, whose locks are counted, too. A further kind of receiver is added here.
 fn readers() -> Vec<Reader> {
     let udp = |kind| Reader::Udp(kind, Steering::Flow, FLOWS);
     vec![
@@ -93,6 +98,8 @@ pub(super) fn tables(scale: &Scale) -> Vec<Table> {
         Table::new(TABLE_1, format!("Table I: lock of the receive queue, one socket, {what}"), None),
         Table::new(TABLE_2, format!("Table II: lock of the whole socket, one socket, {what}"), None),
         Table::new(TABLE_3, "Table III: lock of the receive queue, without memory accounting", None),
+        Table::new(ACQUIRED, "Acquisitions of locks per datagram, by reading threads", None),
+        Table::new(CONTENDED, "Contentions of locks per million datagrams, by reading threads", None),
         Table::new(
             CALLERS,
             format!("Waits for locks by caller, {what}: contentions per million units, and time"),
@@ -183,7 +190,8 @@ pub(super) fn differences(scale: &Scale) -> Vec<String> {
     ];
     all.push("The paper gives the times of Tables I to III in ms. They must be microseconds, as in /proc/lock_stat: 14,511,742 ms would be four hours of holding a lock in a run of seconds. Ours are microseconds, too.".into());
     if lockstat::is_supported() {
-        all.push("Acquisitions and hold times come from /proc/lock_stat, which counts all UDP sockets of the machine. Contentions and waits come from tracepoints, of this process alone. Since Linux 4.13 readers have a queue of their own, whose lock has no name and is in no line of Table I.".into());
+        all.push("All figures of Tables I to III come from /proc/lock_stat, which counts all UDP sockets of the machine. Since Linux 4.13 the receive queue is two queues: softirqs append datagrams to one (class rlock-AF_INET), and readers move all of them at once to their own (reader_queue-UDP). Tables I and III have both together; if the second one has no name in this kernel, only the first. Table II is class slock-AF_INET, the wait queue &ei->socket.wq.wait. The waits by caller come from tracepoints, of this process alone, and call both queues receive queue.".into());
+        all.push("Table III: the paper turned off memory accounting, and thereby the lock of the whole socket. Since Linux 4.10 accounting of UDP uses the lock of the receive queue, and receiving does not acquire the other one.".into());
     } else {
         all.push("This kernel keeps no lock statistics (CONFIG_LOCK_STAT). Contentions and waits come from the tracepoints lock:contention_begin and _end, of this process alone. There are no hold times and acquisitions. The paper ran a kernel with lockdep, whose cost is included in its times.".into());
     }
