@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Installs the tools that a build needs: setup.sh [fuzz] [ci] [vm]
+# Installs the tools that a build needs: setup.sh [fuzz] [ci] [vm] [kernel]
 #
 # It only installs missing packages of Debian or Ubuntu, as root or with a sudo that asks for no
 # password. If no package is missing, it prints nothing and runs nothing.
@@ -63,7 +63,18 @@ for extra in "$@"; do
     need iproute2 command -v ip
     need ethtool command -v ethtool
     ;;
-  *) die "setup.sh: unknown argument '$extra': expected fuzz, ci or vm" ;;
+  kernel)
+    # To build one for the virtual machine.
+    need make command -v make
+    need bc command -v bc
+    need bison command -v bison
+    need flex command -v flex
+    need patch command -v patch
+    need xz-utils command -v xz
+    need dwarves command -v pahole
+    need libelf-dev test -e /usr/include/libelf.h
+    ;;
+  *) die "setup.sh: unknown argument '$extra': expected fuzz, ci, vm or kernel" ;;
   esac
 done
 
