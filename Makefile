@@ -19,7 +19,7 @@ export RUSTUP_TOOLCHAIN := $(TOOLCHAIN)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-kernels test-devices build release bpf lint fmt fmt-check doc deny fuzz fuzz-build stress differential sanitize bench-build man install clean
+.PHONY: help setup demo test test-kernels test-devices lab-vm build release bpf lint fmt fmt-check doc deny fuzz fuzz-build stress differential sanitize bench-build man install clean
 
 help: ## print this list
 	@echo "make demo and make test do all the set-up themselves; the rest is for work on Manylane."
@@ -38,6 +38,10 @@ test-kernels: ## run tests on other kernels, in virtual machines: make test-kern
 test-devices: build ## test engine xdp on devices other than veth, in virtual machines: make test-devices [KERNEL=5.10] [ONLY=bond]
 	@scripts/setup.sh vm
 	@MANYLANE=$(TARGET_DIR)/debug/manylane tests/vm/devices.sh
+
+lab-vm: release ## run 'manylane lab' on a kernel that counts locks, in a virtual machine: make lab-vm [LAB="rivera --quick"] [CPUS=8]
+	@scripts/setup.sh vm
+	@MANYLANE=$(PROGRAM) REPORT=$(REPORT) tests/vm/lab.sh
 
 setup: ## install missing build dependencies (packages of Debian or Ubuntu only)
 	@scripts/setup.sh

@@ -12,17 +12,24 @@
 # shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/lib.sh"
 
-# Sets folder, kernel_image and kernel_modules (a folder named like the kernel's release).
-use_kernel() { # VERSION: of Debian's kernel for clouds, or VERSION-full: with drivers of hardware
+# Sets folder, kernel_image and kernel_modules (a folder named like the kernel's release, or empty).
+use_kernel() { # VERSION: of Debian's kernel for clouds, or VERSION-full: with drivers of hardware; or a flavour
   local suite package=linux-image-cloud-amd64
+  folder=$root/target/vm/$1
   case ${1%-full} in
   5.10) suite=bullseye ;;
   6.1) suite=bookworm ;;
   6.12) suite=trixie ;;
-  *) die "KERNEL=$1: expected 5.10, 6.1 or 6.12" ;;
+  lock-stat | debug) # built from source, without modules
+    "$root/tests/vm/kernel.sh" "$1"
+    kernel_image=$folder/linux/arch/x86/boot/bzImage
+    kernel_modules=
+    pack_initramfs
+    return
+    ;;
+  *) die "KERNEL=$1: expected 5.10, 6.1, 6.12, lock-stat or debug" ;;
   esac
   case $1 in *-full) package=linux-image-amd64 ;; esac
-  folder=$root/target/vm/$1
   [ -d "$folder/modules" ] || fetch_kernel "$suite" "$package"
   kernel_image=$(echo "$folder"/image/boot/vmlinuz-*)
   kernel_modules=$(echo "$folder"/modules/lib/modules/*)
