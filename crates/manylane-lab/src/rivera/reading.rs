@@ -31,9 +31,10 @@ const WINDOW_MAX: u64 = 16_384;
 /// throttled by the readers. It keeps a rate, and a ring holds the frames of 8 ms.
 const FRAMES_PPS: f64 = 500_000.0;
 const FRAMES_RING_SIZE: u32 = 4096;
-/// Time without progress, while units are sent, after which readers count as stopped.
+/// Time without progress after which readers count as stopped. Readers of an emulated machine need
+/// seconds for a batch while they contend for a lock.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time without progress, after all units are sent, after which missing units count as lost. It is
+/// Time without progress, after all frames are sent, after which missing ones count as lost. It is
 /// not included in the result.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval at which progress is checked.
@@ -125,7 +126,7 @@ pub(super) fn read_units(
     around(Phase::Started)?;
     let start = Instant::now();
     let sent = sender.send(running.as_ref(), units, stop)?;
-    let done = wait_drained(running.as_ref(), sent, stop)?;
+    let done = wait_drained(running.as_ref(), sent, sender.idle_timeout(), stop)?;
     let elapsed = done.saturating_duration_since(start);
     let cpu = running.snapshot().rx_cpu;
     around(Phase::Finished)?;
@@ -155,6 +156,14 @@ impl Sender {
             sender.pin(cpu);
         }
         Ok(Self::Frames(Box::new(sender)))
+    }
+
+    /// Time without progress after which units count as lost. Only frames can be lost.
+    fn idle_timeout(&self) -> Duration {
+        match self {
+            Self::Sockets(..) => STALL_TIMEOUT,
+            Self::Frames(_) => IDLE_TIMEOUT,
+        }
     }
 
     /// Sends all units.
@@ -194,7 +203,12 @@ fn total_consumed(running: &dyn RunningReceiver) -> u64 {
 }
 
 /// Time when the last unit was received, or when no more arrived.
-fn wait_drained(running: &dyn RunningReceiver, sent: u64, stop: &AtomicBool) -> Result<Instant> {
+fn wait_drained(
+    running: &dyn RunningReceiver,
+    sent: u64,
+    idle_timeout: Duration,
+    stop: &AtomicBool,
+) -> Result<Instant> {
     let mut last = (total_consumed(running), Instant::now());
     loop {
         let (now, seen) = (Instant::now(), total_consumed(running));
@@ -205,7 +219,7 @@ fn wait_drained(running: &dyn RunningReceiver, sent: u64, stop: &AtomicBool) -> 
             last = (seen, now);
         }
         bench::check_stop(stop)?;
-        if last.1.elapsed() > IDLE_TIMEOUT {
+        if last.1.elapsed() > idle_timeout {
             return Ok(last.1);
         }
         thread::sleep(POLL_INTERVAL);
