@@ -39,7 +39,7 @@ test-devices: build ## test engine xdp on devices other than veth, in virtual ma
 	@scripts/setup.sh vm
 	@MANYLANE=$(TARGET_DIR)/debug/manylane tests/vm/devices.sh
 
-lab-vm: release ## run 'manylane lab' on a kernel that counts locks, in a virtual machine: make lab-vm [LAB="rivera --quick"] [CPUS=8]
+lab-vm: release ## run 'manylane lab' on a kernel that counts locks, in a virtual machine: make lab-vm [LAB="rivera --parts locks"] [CPUS=8]
 	@scripts/setup.sh vm
 	@MANYLANE=$(PROGRAM) REPORT=$(REPORT) tests/vm/lab.sh
 

@@ -9,9 +9,9 @@
 #   debug      finds errors of kernel modules: KASAN, lockdep, kmemleak
 #
 # The result is target/vm/FLAVOUR/linux: arch/x86/boot/bzImage, and a tree against which modules can
-# be built (make -C target/vm/FLAVOUR/linux M=...). It takes about 20 minutes with two jobs (JOBS),
-# and 3 GB. As long as nothing in kernel/ changes, a second call does nothing. For a newer source,
-# remove target/vm/linux-source and target/vm/FLAVOUR.
+# be built (make -C target/vm/FLAVOUR/linux M=...). It takes about 20 minutes of two busy CPUs, and
+# 3 GB; JOBS are compilers at a time. As long as nothing in kernel/ changes, a second call does
+# nothing. For a newer source, remove target/vm/linux-source and target/vm/FLAVOUR.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/../../scripts/lib.sh"
