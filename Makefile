@@ -7,7 +7,7 @@ SECONDS ?= 60
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 PROGRAM := $(TARGET_DIR)/release/manylane
 LIBRARY := $(TARGET_DIR)/release/libmanylane_preload.so
-C_FILES := $(wildcard bpf/*.c bpf/*.h abi/*.h crates/*/tests/*/*.c crates/*/tests/*/*.h)
+C_FILES := $(wildcard bpf/*.c bpf/*.h abi/*.h kernel/*.c kernel/*.h kernel/tests/*.c kernel/tests/*.h crates/*/tests/*/*.c crates/*/tests/*/*.h)
 SCRIPTS := $(wildcard scripts/*.sh tests/vm/*.sh) .ci/run
 
 export PATH := $(PATH):$(HOME)/.cargo/bin
