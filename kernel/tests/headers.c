@@ -356,7 +356,7 @@ static void bad_requests(void)
 	refused(receive(fd, 0, 1, MSG_DONTWAIT | MSG_PEEK), EINVAL);
 	refused(receive(fd, 0, 1, ~0U), EINVAL);
 
-	/* Memory that is gone by the time of the receive: the datagram is lost, and nothing else. */
+	/* Memory that is gone by the time of the receive: only the datagram is lost. */
 	gone = mmap(NULL, 4096, PROT_READ | PROT_WRITE,
 		    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	a.iov[1][0].iov_base = gone;
