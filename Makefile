@@ -19,7 +19,7 @@ export RUSTUP_TOOLCHAIN := $(TOOLCHAIN)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-kernels test-devices lab-vm build release bpf lint fmt fmt-check doc deny fuzz fuzz-build stress differential sanitize bench-build man install clean
+.PHONY: help setup demo test test-kernels test-devices lab-vm test-module build release bpf lint fmt fmt-check doc deny fuzz fuzz-build stress differential sanitize bench-build man install clean
 
 help: ## print this list
 	@echo "make demo and make test do all the set-up themselves; the rest is for work on Manylane."
@@ -42,6 +42,10 @@ test-devices: build ## test engine xdp on devices other than veth, in virtual ma
 lab-vm: release ## run 'manylane lab' on a kernel that counts locks, in a virtual machine: make lab-vm [LAB="rivera --parts locks"] [CPUS=8]
 	@scripts/setup.sh vm
 	@MANYLANE=$(PROGRAM) REPORT=$(REPORT) tests/vm/lab.sh
+
+test-module: ## test the kernel module in a virtual machine: make test-module [KERNEL=6.12, or debug] [ONLY=wakes]
+	@scripts/setup.sh vm module
+	@tests/vm/module.sh
 
 setup: ## install missing build dependencies (packages of Debian or Ubuntu only)
 	@scripts/setup.sh

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Installs the tools that a build needs: setup.sh [fuzz] [ci] [vm] [kernel]
+# Installs the tools that a build needs: setup.sh [fuzz] [ci] [vm] [kernel] [module]
 #
 # It only installs missing packages of Debian or Ubuntu, as root or with a sudo that asks for no
 # password. If no package is missing, it prints nothing and runs nothing.
@@ -74,7 +74,13 @@ for extra in "$@"; do
     need dwarves command -v pahole
     need libelf-dev test -e /usr/include/libelf.h
     ;;
-  *) die "setup.sh: unknown argument '$extra': expected fuzz, ci, vm or kernel" ;;
+  module)
+    # To build kernel/ against Debian's headers: the compiler that they name, and what their tools use.
+    need make command -v make
+    need gcc-12 command -v gcc-12
+    need libelf1 test -e /usr/lib/x86_64-linux-gnu/libelf.so.1
+    ;;
+  *) die "setup.sh: unknown argument '$extra': expected fuzz, ci, vm, kernel or module" ;;
   esac
 done
 
