@@ -75,7 +75,7 @@ for extra in "$@"; do
     need libelf-dev test -e /usr/include/libelf.h
     ;;
   module)
-    # To build kernel/ against Debian's headers: the compiler that they name, and what their tools use.
+    # To build kernel/ against headers of Debian: their compiler, and what their tools use.
     need make command -v make
     need gcc-12 command -v gcc-12
     need libelf1 test -e /usr/lib/x86_64-linux-gnu/libelf.so.1
