@@ -119,7 +119,7 @@ static bool has_blocked_reader(struct socket *sock)
 	bool found = false;
 
 	spin_lock_irq(&head->lock);
-	list_for_each_entry(entry, &head->head, entry)
+	list_for_each_entry (entry, &head->head, entry)
 		/* Entries of poll and epoll name no task, or are not exclusive. */
 		if ((entry->flags & WQ_FLAG_EXCLUSIVE) && entry->private)
 			found = true;

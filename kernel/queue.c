@@ -187,8 +187,7 @@ static struct manylane_queue_counts sum(const struct ml_queue *queue)
 	struct manylane_queue_counts total = {};
 	int cpu;
 
-	for_each_possible_cpu(cpu)
-	{
+	for_each_possible_cpu (cpu) {
 		struct manylane_queue_counts *part =
 			per_cpu_ptr(queue->counts, cpu);
 
@@ -226,8 +225,7 @@ int ml_copy_counts(struct ml_socket *ml, void __user *to)
 	counts.queues = ml->count;
 	counts.left = 0;
 	counts.filtered = 0;
-	for_each_possible_cpu(cpu)
-	{
+	for_each_possible_cpu (cpu) {
 		counts.left += per_cpu_ptr(ml->counts, cpu)->left;
 		counts.filtered += per_cpu_ptr(ml->counts, cpu)->filtered;
 	}

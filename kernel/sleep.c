@@ -5,9 +5,9 @@
  *
  * No reader sleeps while a datagram is queued that nobody is on the way to take:
  *
- *   - A reader enters itself, then checks all queues, then sleeps. A producer
- *     queues, then looks for readers. Each has a full barrier between its two
- *     steps, so at least one of them sees the other.
+ *   - A reader enters itself, as asleep, then checks all queues, then sleeps, if it
+ *     was not woken in between. A producer queues, then looks for readers. Each has
+ *     a full barrier between its two steps, so at least one sees the other.
  *   - A producer takes the reader that it wakes off the list. So n datagrams wake
  *     n readers, if there are so many, and each tries to take one before it
  *     sleeps again or returns, also after a signal or at its timeout.
@@ -17,6 +17,10 @@
 
 #include "manylane.h"
 
+/*
+ * Under the lock also the state: a producer that took us off the list before the
+ * state is set would wake us too early, and then nobody would know us asleep.
+ */
 static void lie_down(struct ml_sleeper *sleeper)
 {
 	struct ml_queue *queue = sleeper->queue;
@@ -24,6 +28,8 @@ static void lie_down(struct ml_sleeper *sleeper)
 	spin_lock_bh(&queue->sleep_lock);
 	list_add_tail(&sleeper->node, &queue->asleep);
 	atomic_inc(&queue->owner->asleep);
+	/* Has the full barrier between entering and checking. */
+	set_current_state(TASK_INTERRUPTIBLE);
 	spin_unlock_bh(&queue->sleep_lock);
 }
 
@@ -69,8 +75,6 @@ int ml_sleep(struct ml_socket *ml, struct sock *sk, long *timeout)
 	int result = 0;
 
 	lie_down(&me);
-	/* Has the full barrier between entering and checking. */
-	set_current_state(TASK_INTERRUPTIBLE);
 	if (any_readable(ml, sk) || READ_ONCE(sk->sk_err))
 		;
 	else if (READ_ONCE(sk->sk_shutdown) & RCV_SHUTDOWN)
@@ -100,8 +104,7 @@ static bool wake_at(struct ml_queue *queue, bool all)
 	if (list_empty_careful(&queue->asleep))
 		return false;
 	spin_lock_bh(&queue->sleep_lock);
-	list_for_each_entry_safe(sleeper, next, &queue->asleep, node)
-	{
+	list_for_each_entry_safe (sleeper, next, &queue->asleep, node) {
 		get_up(sleeper);
 		wake_up_process(sleeper->task);
 		found = true;
@@ -118,7 +121,7 @@ void ml_wake_one(struct ml_queue *first)
 	struct ml_socket *ml = first->owner;
 	struct ml_queue *queue = first, *end = ml->queues + ml->count;
 
-	/* Between queueing and looking: pairs with set_current_state() of ml_sleep(). */
+	/* Between queueing and looking: pairs with set_current_state() of lie_down(). */
 	smp_mb();
 	if (!atomic_read(&ml->asleep))
 		return;

@@ -208,7 +208,7 @@ static void *again(void *unused)
 static void threads(void)
 {
 	pthread_t thread[8], registers;
-	uint32_t i, n = 20000;
+	uint32_t i, n = scaled(20000);
 	double end;
 	int from;
 

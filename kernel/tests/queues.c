@@ -169,20 +169,20 @@ static void threads(unsigned int policy, uint32_t n, uint32_t at_once)
 
 static void threads_round_robin(void)
 {
-	threads(MANYLANE_ROUND_ROBIN, MANY, 1000);
+	threads(MANYLANE_ROUND_ROBIN, scaled(MANY), 1000);
 }
 static void threads_flow(void)
 {
-	threads(MANYLANE_FLOW, MANY, 1000);
+	threads(MANYLANE_FLOW, scaled(MANY), 1000);
 }
 /* All readers sleep when the datagram comes: one that wakes nobody is not taken. */
 static void sleepers(void)
 {
-	threads(MANYLANE_ROUND_ROBIN, 2000, 1);
+	threads(MANYLANE_ROUND_ROBIN, scaled(5000), 1);
 }
 static void sleepers_in_bursts(void)
 {
-	threads(MANYLANE_ROUND_ROBIN, 6000, 3);
+	threads(MANYLANE_ROUND_ROBIN, scaled(6000), 3);
 }
 
 static unsigned long snmp(const char *name)

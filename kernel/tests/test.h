@@ -85,5 +85,7 @@ uint32_t drain(int fd, unsigned char *seen, uint32_t seen_len);
 void pin(int cpu);
 int cpus(void);
 double now(void);
+/* A tenth on a debugging kernel, where a datagram takes milliseconds. */
+uint32_t scaled(uint32_t n);
 
 #endif
