@@ -28,7 +28,7 @@ struct test {
 
 /* Each file's own, ended by one without a name. */
 extern const struct test queue_tests[], call_tests[], message_tests[],
-	header_tests[];
+	header_tests[], fault_tests[];
 
 void stress(unsigned int seconds, unsigned int seed);
 
@@ -39,6 +39,16 @@ void stress(unsigned int seconds, unsigned int seed);
 		printf(" (errno: %s)\n", strerror(errno)); \
 		fflush(stdout);                            \
 		_exit(1);                                  \
+	} while (0)
+
+/* The kernel lacks what the test needs. */
+#define skip(...)                    \
+	do {                         \
+		printf("skipped: "); \
+		printf(__VA_ARGS__); \
+		printf("\n");        \
+		fflush(stdout);      \
+		_exit(77);           \
 	} while (0)
 
 /* Evaluates each once; integers. */

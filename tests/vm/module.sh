@@ -4,7 +4,7 @@
 # The tests of the kernel module (kernel/): KERNEL is 6.1 or 6.12, both of Debian 12, or debug, the
 # one that kernel.sh builds. ONLY is a part of the names of tests, SECONDS_OF_STRESS how long random
 # calls are made after them, SEED which. Builds the module against that kernel, and runs
-# module-guest.sh, whose lines this reads: PASS, FAIL, and DONE at its end.
+# module-guest.sh, whose lines this reads: PASS, FAIL, SKIP, and DONE at its end.
 set -euo pipefail
 # shellcheck source=tests/vm/lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -67,16 +67,17 @@ cc -O1 -g -Wall -Wextra -pthread -o "$folder/module/module-test" "$folder"/modul
 boot module "${CPUS:-4}" 2G "${VM_TIMEOUT:-1800}" "$root/tests/vm/module-guest.sh" \
   MODULE="$folder/module" ONLY="${ONLY:-}" STRESS="${SECONDS_OF_STRESS:-20}" SEED="${SEED:-$RANDOM}" -- \
   -cpu max,-cx16
-passed=0 failed=0 ended=''
+passed=0 failed=0 skipped=0 ended=''
 while IFS= read -r line <&"${from[module]}"; do
   line=${line%$'\r'}
   case $line in
   "PASS "*) passed=$((passed + 1)) ;;
   "FAIL "*) failed=$((failed + 1)) ;;
+  "SKIP "*) skipped=$((skipped + 1)) ;;
   DONE) ended=1 ;;
   esac
   [ "$line" = DONE ] || echo "$line"
 done
-echo "Linux $kernel: $passed passed, $failed failed"
+echo "Linux $kernel: $passed passed, $failed failed, $skipped skipped"
 [ -n "$ended" ] || die "the machine ended too early: $folder/module.console"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
