@@ -3,7 +3,8 @@
  * Arrival: UDP has found the socket and verified the checksum, and calls
  * ml_arrive() in place of its own end of the path. Softirqs, under RCU.
  *
- *   1. leave    what only UDP can prepare goes on to the socket's own queue
+ *   1. leave    what only UDP can prepare, or what a reader of UDP's waits for, goes
+ *               on to the socket's own queue
  *   2. filter   of the socket, cgroup and security module, as UDP runs it
  *   3. prepare  as UDP does: header off, packet information, route released
  *   4. pick     a queue, by policy
@@ -27,6 +28,45 @@
 static bool is_ipv4(const struct sk_buff *skb)
 {
 	return skb->protocol == htons(ETH_P_IP);
+}
+
+/*
+ * A thread that was in UDP's own receive when the socket was attached, and sleeps
+ * there: an exclusive waiter with a task. Entries of poll and epoll are one or the
+ * other at most.
+ */
+static bool has_blocked_stranger(struct sock *sk)
+{
+	struct socket_wq *wq = rcu_dereference(sk->sk_wq);
+	struct wait_queue_entry *entry;
+	unsigned long flags;
+	bool found = false;
+
+	if (!wq)
+		return false;
+	spin_lock_irqsave(&wq->wait.lock, flags);
+	list_for_each_entry (entry, &wq->wait.head, entry)
+		found |= (entry->flags & WQ_FLAG_EXCLUSIVE) && entry->private;
+	spin_unlock_irqrestore(&wq->wait.lock, flags);
+	return found;
+}
+
+/*
+ * Stage 1. No queue wakes such a thread, so it gets its last datagram from UDP. It
+ * may have been on its way to sleep when the socket was attached, or be again, when
+ * another was faster: only for a second without one is there none.
+ */
+static bool leave_to_stranger(struct ml_socket *ml, struct sock *sk)
+{
+	if (likely(!READ_ONCE(ml->strangers)))
+		return false;
+	if (has_blocked_stranger(sk)) {
+		WRITE_ONCE(ml->stranger_seen, jiffies);
+		return true;
+	}
+	if (time_after(jiffies, READ_ONCE(ml->stranger_seen) + HZ))
+		WRITE_ONCE(ml->strangers, false);
+	return false;
 }
 
 /*
@@ -132,7 +172,7 @@ int ml_arrive(struct sock *sk, struct sk_buff *skb)
 
 	if (!ml)
 		return 1;
-	if (leave(skb)) {
+	if (leave(skb) || leave_to_stranger(ml, sk)) {
 		this_cpu_inc(ml->counts->left);
 		return 1;
 	}

@@ -13,7 +13,6 @@
  */
 #include <linux/module.h>
 #include <linux/rcupdate.h>
-#include <linux/wait.h>
 #include <net/inet_common.h>
 #include <net/udp.h>
 #include <net/udp_tunnel.h>
@@ -111,22 +110,6 @@ static void copy_operations(enum family family, const struct socket *sock)
 	mutex_unlock(&copy_mutex);
 }
 
-/* A thread that sleeps in UDP's own receive would not be woken by queues. */
-static bool has_blocked_reader(struct socket *sock)
-{
-	struct wait_queue_head *head = &sock->wq.wait;
-	struct wait_queue_entry *entry;
-	bool found = false;
-
-	spin_lock_irq(&head->lock);
-	list_for_each_entry (entry, &head->head, entry)
-		/* Entries of poll and epoll name no task, or are not exclusive. */
-		if ((entry->flags & WQ_FLAG_EXCLUSIVE) && entry->private)
-			found = true;
-	spin_unlock_irq(&head->lock);
-	return found;
-}
-
 /* Stage 1. The socket is locked. */
 static int check(struct socket *sock)
 {
@@ -145,7 +128,7 @@ static int check(struct socket *sock)
 	/* SO_PEEK_OFF, see copy_operations(). */
 	if (READ_ONCE(sk->sk_peek_off) >= 0)
 		return -EOPNOTSUPP;
-	return has_blocked_reader(sock) ? -EBUSY : 0;
+	return 0;
 }
 
 /* Stage 3. The socket is locked. */
@@ -157,6 +140,8 @@ static void take_over(struct socket *sock, struct ml_socket *ml,
 	ml->base_ops = sock->ops;
 	ml->base_proto = sk->sk_prot;
 	ml->base_destruct = sk->sk_destruct;
+	ml->stranger_seen = jiffies;
+	ml->strangers = true;
 	__module_get(THIS_MODULE);
 	__module_get(THIS_MODULE);
 

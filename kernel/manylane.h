@@ -44,6 +44,10 @@ struct ml_socket {
 	u32 count; /* of queues */
 	u32 seed;  /* of the hash of flows */
 
+	/* See leave_to_stranger(); the time is in jiffies. */
+	bool strangers;
+	unsigned long stranger_seen;
+
 	/* What the socket had before. */
 	const struct proto_ops *base_ops;
 	struct proto *base_proto;

@@ -137,19 +137,24 @@ static void await_taken(uint32_t n)
 }
 
 /* Threads that read one descriptor get each datagram once, and all of them. */
-static void threads(unsigned int policy, uint32_t n, uint32_t at_once)
+static void threads_on(int fd, unsigned int policy, uint32_t n,
+		       uint32_t at_once, int attach_now)
 {
 	pthread_t thread[THREADS];
 	struct counted c;
 	uint32_t i;
 	int from;
 
-	shared_fd = attached(AF_INET, policy, 0);
+	shared_fd = fd;
 	from = sender_to(shared_fd);
 	memset(taken, 0, sizeof(taken));
 	taken_total = 0;
 	for (i = 0; i < THREADS; i++)
 		is(pthread_create(&thread[i], NULL, reader, NULL), 0);
+	if (attach_now) {
+		usleep(200000);
+		is(attach(fd, policy, 0), cpus());
+	}
 	for (i = 0; i < n; i += at_once) {
 		send_numbers(from, i, at_once);
 		await_taken(i + at_once);
@@ -161,10 +166,25 @@ static void threads(unsigned int policy, uint32_t n, uint32_t at_once)
 	for (i = 0; i < n; i++)
 		is(taken[i], 1);
 	c = counts_of(shared_fd);
-	is(c.sum.arrived, n);
-	is(c.sum.own + c.sum.stolen, n);
+	is(c.sum.arrived + c.all.left, n);
+	is(c.sum.own + c.sum.stolen, c.sum.arrived);
+	/* Each thread that was there before got one so. */
+	if (attach_now ? c.all.left < THREADS : c.all.left)
+		fail("%llu were left to UDP", (unsigned long long)c.all.left);
 	close(from);
 	close(shared_fd);
+}
+
+static void threads(unsigned int policy, uint32_t n, uint32_t at_once)
+{
+	threads_on(attached(AF_INET, policy, 0), policy, n, at_once, 0);
+}
+
+/* They block in UDP's own receive, which no queue wakes. */
+static void threads_before(void)
+{
+	threads_on(bound(AF_INET, NULL), MANYLANE_ROUND_ROBIN, scaled(5000), 1,
+		   1);
 }
 
 static void threads_round_robin(void)
@@ -308,6 +328,7 @@ const struct test queue_tests[] = {
 	{ "threads get each datagram once, flow", threads_flow },
 	{ "each datagram wakes a sleeper", sleepers },
 	{ "bursts wake sleepers", sleepers_in_bursts },
+	{ "threads that block when the socket is attached", threads_before },
 	{ "drops of full queues are exact", full },
 	{ "datagrams queued before attaching", queued_before },
 	{ "closed with datagrams queued", closed_with_data },
