@@ -17,36 +17,50 @@ static void set(const char *path, const char *text)
 	close(fd);
 }
 
-/* Makes the Nth allocation of this thread fail; 0: none. Returns false if there was none left. */
-static int fail_nth(int n)
+static int open_fail_nth(void)
 {
-	char text[16] = "";
 	int fd = open("/proc/thread-self/fail-nth", O_RDWR);
 
 	if (fd < 0)
 		skip("no fail-nth");
-	is(read(fd, text, sizeof(text) - 1) >= 0, 1);
-	dprintf(fd, "%d", n);
-	close(fd);
-	/* What remains of the last one. */
+	set("/sys/kernel/debug/failslab/ignore-gfp-wait", "N");
+	/* They are expected, and no complaints. */
+	set("/sys/kernel/debug/failslab/verbose", "0");
+	return fd;
+}
+
+/* Makes the Nth allocation of this thread fail; 0: none. False if the last one is still to come. */
+static int fail_nth(int control, int n)
+{
+	char text[16] = "", next[16];
+
+	is(pread(control, text, sizeof(text) - 1, 0) > 0, 1);
+	snprintf(next, sizeof(next), "%d", n);
+	is(write(control, next, strlen(next)), strlen(next));
 	return atoi(text) == 0;
 }
 
 static void attach_fails(void)
 {
-	int n, failed = 0;
+	int n, failed = 0, control = open_fail_nth();
+	struct manylane_attach args = { .version = MANYLANE_VERSION,
+					.queues = 3 };
+	int device = open(MANYLANE_DEVICE, O_RDWR);
 
-	set("/sys/kernel/debug/failslab/ignore-gfp-wait", "N");
 	for (n = 1; n < 500; n++) {
 		int fd = bound(n % 2 ? AF_INET : AF_INET6, NULL),
 		    from = sender_to(fd), result, error, reached;
 
-		fail_nth(n);
-		result = attach(fd, MANYLANE_ROUND_ROBIN, 3);
+		args.fd = fd;
+		fail_nth(control, n);
+		result = ioctl(device, MANYLANE_ATTACH, &args);
 		error = errno;
-		reached = fail_nth(0);
+		reached = fail_nth(control, 0);
 		if (result < 0) {
-			is(error, ENOMEM);
+			/* The latter of a socket's inode. */
+			if (error != ENOMEM && error != ENFILE)
+				fail("attaching failed with %s",
+				     strerror(error));
 			failed++;
 			/* As before. */
 			is(attach(fd, MANYLANE_ROUND_ROBIN, 3), 3);
@@ -75,9 +89,10 @@ static void register_fails(void)
 					  .count = 4,
 					  .headers = (uintptr_t)headers,
 					  .results = (uintptr_t)results };
-	int fd = attached(AF_INET, 0, 2), n, i, failed = 0, reached = 1;
+	int fd = attached(AF_INET, 0, 2), n, i, failed = 0, reached = 1,
+	    control;
 
-	set("/sys/kernel/debug/failslab/ignore-gfp-wait", "N");
+	control = open_fail_nth();
 	for (i = 0; i < 4; i++) {
 		headers[i].msg_hdr.msg_iov = iov;
 		headers[i].msg_hdr.msg_iovlen = 2;
@@ -85,10 +100,10 @@ static void register_fails(void)
 	for (n = 1; n < 50 && reached; n++) {
 		int result, error;
 
-		fail_nth(n);
+		fail_nth(control, n);
 		result = ioctl(fd, MANYLANE_REGISTER, &args);
 		error = errno;
-		reached = fail_nth(0);
+		reached = fail_nth(control, 0);
 		if (result) {
 			is(error, ENOMEM);
 			failed++;
