@@ -32,7 +32,7 @@
 //! | [`xsk`] | queues of a device in user space: AF_XDP sockets, their rings and frames |
 //! | [`shared`] | memory that processes share |
 //! | [`unix_socket`] | local sockets that carry messages and descriptors |
-//! | `measure`, `numa`, `packet`, `recvfrom` | with the feature `bench`: CPU time of other threads, NUMA nodes of memory, sending whole frames, one datagram per call |
+//! | `measure`, `numa`, `packet`, `recvfrom`, `kernel_module` | with the feature `bench`: CPU time of other threads, NUMA nodes of memory, sending whole frames, one datagram per call, queues and headers in the kernel |
 //!
 //! What only benches, testbeds and tests need is behind the feature `bench`. It is not in a crate
 //! of its own: the private parts of [`uring`] and [`xsk`] that it uses would have to be public for
@@ -49,6 +49,8 @@ pub mod device;
 pub mod epoll;
 pub mod errno;
 pub mod fd;
+#[cfg(any(test, feature = "bench"))]
+pub mod kernel_module;
 pub mod map;
 #[cfg(any(test, feature = "bench"))]
 pub mod measure;

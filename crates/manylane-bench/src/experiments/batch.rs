@@ -22,7 +22,8 @@ use manylane::{Builder, Engine, Lane, Placement};
 use manylane_measure::Until;
 use manylane_measure::named_enum;
 use manylane_sys::cpu;
-use manylane_sys::mmsg::{RecvOptions, RecvRing, Wait};
+use manylane_sys::kernel_module::{self, Policy};
+use manylane_sys::mmsg::{RecvOptions, RecvRing, RememberedRing, Wait};
 use manylane_sys::sock::{self, Buffer};
 use manylane_sys::uring::{BareMultishot, BareOneshot, BareOptions};
 use manylane_sys::xsk::RawXsk;
@@ -42,6 +43,8 @@ named_enum! {
     pub enum RecvMethod {
         /// `recvmmsg` on headers that are built once.
         Recvmmsg = "socket/recvmmsg",
+        /// Headers that the kernel module remembers.
+        Module = "module/remembered",
         /// Single receives by io_uring, submitted again for each message.
         UringSingle = "uring/single",
         /// A multishot receive by io_uring.
@@ -68,6 +71,11 @@ impl RecvMethod {
     /// True if it needs io_uring.
     pub const fn needs_uring(self) -> bool {
         matches!(self, Self::UringSingle | Self::UringPlain | Self::LaneUring)
+    }
+
+    /// True if it needs the kernel module (`kernel/`).
+    pub const fn needs_module(self) -> bool {
+        matches!(self, Self::Module)
     }
 }
 
@@ -189,6 +197,7 @@ struct BatchReceiver {
 
 enum Backend {
     Recvmmsg(UdpSocket, RecvRing),
+    Module(RememberedRing),
     UringSingle(UdpSocket, Box<Option<BareOneshot>>, BareOptions),
     UringPlain(UdpSocket, Box<Option<BareMultishot>>, BareOptions),
     Lane(Box<Lane>),
@@ -249,7 +258,7 @@ impl BatchReceiver {
             RecvMethod::XskChecked => {
                 return Ok(Self { addr, backend: Backend::Xsk(XskPoller::new::<Checked>(setup, messages)?) });
             }
-            RecvMethod::Recvmmsg | RecvMethod::UringSingle | RecvMethod::UringPlain => {
+            RecvMethod::Recvmmsg | RecvMethod::Module | RecvMethod::UringSingle | RecvMethod::UringPlain => {
                 let socket = UdpSocket::bind(addr).with_context(|| format!("cannot bind {addr}"))?;
                 sock::set_buffer(socket.as_fd(), Buffer::Receive, options.recv_buffer)
                     .context("SO_RCVBUF")?;
@@ -257,6 +266,11 @@ impl BatchReceiver {
                 let bare = BareOptions { batch: messages, buffer: size.max(BUF_SIZE_MIN), control: false };
                 let ring = RecvOptions { batch: messages, buffer: size.max(BUF_SIZE_MIN), control: false };
                 let way = match by {
+                    RecvMethod::Module => {
+                        kernel_module::attach(socket.as_fd(), Policy::RoundRobin)
+                            .context("the kernel module is not available: insmod kernel/manylane.ko")?;
+                        Backend::Module(RememberedRing::new(socket, ring).context("cannot register headers")?)
+                    }
                     RecvMethod::UringSingle => Backend::UringSingle(socket, Box::new(None), bare),
                     RecvMethod::UringPlain => Backend::UringPlain(socket, Box::new(None), bare),
                     _ => Backend::Recvmmsg(socket, RecvRing::new(ring).context("cannot allocate buffers")?),
@@ -281,6 +295,11 @@ impl BatchReceiver {
             Backend::Recvmmsg(socket, ring) => {
                 let count = ring.recv(socket.as_fd(), Wait::Never)?;
                 (0..count).for_each(|index| _ = black_box(ring.message(index).data.first().copied()));
+                count
+            }
+            Backend::Module(ring) => {
+                let count = ring.recv(Wait::Never)?;
+                (0..count).for_each(|index| _ = black_box(ring.data(index).first().copied()));
                 count
             }
             Backend::UringSingle(socket, shots, options) => {

@@ -32,6 +32,8 @@ named_enum! {
     pub enum Kind {
         /// One socket, shared by all threads, one `recvfrom` a datagram: what most programs do.
         SocketRecvfrom = "socket/recvfrom",
+        /// The same with a queue for each processor by the kernel module.
+        ModuleRecvfrom = "module/recvfrom",
         /// One socket, shared by all threads, `recvmmsg` of up to a batch.
         SocketRecvmmsg = "socket/recvmmsg",
         /// A socket for each thread by `SO_REUSEPORT`, `recvmmsg` of up to a batch.
@@ -77,10 +79,16 @@ impl Kind {
         matches!(self, Self::UringPlain | Self::LaneUring)
     }
 
+    /// True if it needs the kernel module (`kernel/`).
+    pub const fn needs_module(self) -> bool {
+        matches!(self, Self::ModuleRecvfrom)
+    }
+
     /// Starts the receiver in the network namespace of the calling thread.
     pub fn start(self, options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {
         match self {
             Self::SocketRecvfrom => recvfrom::start(options),
+            Self::ModuleRecvfrom => recvfrom::start_on_module(options),
             Self::SocketRecvmmsg => recvmmsg::start(options, 1),
             Self::ReuseportRecvmmsg => recvmmsg::start(options, options.threads),
             Self::ReuseportGro => recvmmsg::start_gro(options),

@@ -1,6 +1,7 @@
 //! `socket/recvfrom`: one socket that all threads share. Each call receives one datagram, and each
 //! reply is one call. The receive blocks, or the kernel polls the device first (`SO_BUSY_POLL`),
-//! or the thread polls without blocking.
+//! or the thread polls without blocking. `module/recvfrom` is the same program, whose socket has a
+//! queue for each processor.
 
 use std::hint::black_box;
 use std::io::ErrorKind;
@@ -8,9 +9,9 @@ use std::net::UdpSocket;
 use std::os::fd::AsFd;
 
 use anyhow::{Context, Result};
-use manylane::WaitPolicy;
+use manylane::{Steering, WaitPolicy};
 use manylane_sys::addr::SockAddr;
-use manylane_sys::{busy_poll, recvfrom};
+use manylane_sys::{busy_poll, kernel_module, recvfrom};
 
 use super::options::{BUF_SIZE_MIN, ReceiverOptions, Work};
 use super::running::RunningReceiver;
@@ -18,7 +19,21 @@ use super::workers::{self, WorkerCtx, Workers};
 use crate::work::SyntheticWork;
 
 pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {
+    start_on(options, workers::bind(options, 1, &[])?)
+}
+
+pub(crate) fn start_on_module(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {
     let sockets = workers::bind(options, 1, &[])?;
+    let policy = match options.steering {
+        Steering::RoundRobin => kernel_module::Policy::RoundRobin,
+        _ => kernel_module::Policy::Flow,
+    };
+    kernel_module::attach(sockets[0].as_fd(), policy)
+        .context("the kernel module is not available: insmod kernel/manylane.ko")?;
+    start_on(options, sockets)
+}
+
+fn start_on(options: &ReceiverOptions, sockets: Vec<UdpSocket>) -> Result<Box<dyn RunningReceiver>> {
     match options.wait {
         WaitPolicy::Spin(_) => sockets[0].set_nonblocking(true)?,
         WaitPolicy::BusyPoll(time) => {

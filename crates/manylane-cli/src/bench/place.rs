@@ -10,6 +10,7 @@ use manylane_bench::experiments::rtt::Contender;
 use manylane_bench::place::topology;
 use manylane_bench::receivers::Kind;
 use manylane_measure::machine;
+use manylane_sys::kernel_module;
 
 use crate::args::{BenchArgs, PlaceArgs};
 use crate::output::{self, UsageError};
@@ -132,9 +133,16 @@ pub(super) trait Receiver: Display {
     fn obstacle(&self, place: Place, probe: &Probe) -> Option<String>;
 }
 
-fn obstacle(place: Place, probe: &Probe, needs_device: bool, needs_uring: bool) -> Option<String> {
+fn obstacle(
+    place: Place,
+    probe: &Probe,
+    (needs_device, needs_uring, needs_module): (bool, bool, bool),
+) -> Option<String> {
     if needs_device && !place.has_device() {
         return Some("needs a device, and so a testbed (root, without --loopback)".into());
+    }
+    if needs_module && !kernel_module::is_loaded() {
+        return Some("needs the kernel module (insmod kernel/manylane.ko)".into());
     }
     let missing = probe.uring.as_ref().err().filter(|_| needs_uring)?;
     Some(format!("needs io_uring: {missing}"))
@@ -142,13 +150,13 @@ fn obstacle(place: Place, probe: &Probe, needs_device: bool, needs_uring: bool) 
 
 impl Receiver for Kind {
     fn obstacle(&self, place: Place, probe: &Probe) -> Option<String> {
-        obstacle(place, probe, self.needs_device(), self.needs_uring())
+        obstacle(place, probe, (self.needs_device(), self.needs_uring(), self.needs_module()))
     }
 }
 
 impl Receiver for RecvMethod {
     fn obstacle(&self, place: Place, probe: &Probe) -> Option<String> {
-        obstacle(place, probe, self.needs_device(), self.needs_uring())
+        obstacle(place, probe, (self.needs_device(), self.needs_uring(), self.needs_module()))
     }
 }
 

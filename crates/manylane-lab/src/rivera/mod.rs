@@ -17,6 +17,7 @@ use manylane::Steering;
 use manylane_bench as bench;
 use manylane_bench::receivers::Kind;
 use manylane_bench::stats::interleaved;
+use manylane_sys::kernel_module;
 
 use self::acquisitions::{ACQUIRED, CONTENDED};
 use self::contention::{
@@ -47,15 +48,24 @@ const FLOWS: u16 = 64;
 /// The readers of figure 2, whose locks are counted, too. A further kind of receiver is added here.
 fn readers() -> Vec<Reader> {
     let udp = |kind| Reader::Udp(kind, Steering::Flow, FLOWS);
-    vec![
+    available(vec![
         Reader::Pipe,
         udp(Kind::SocketRecvfrom),
+        udp(Kind::ModuleRecvfrom),
         udp(Kind::SocketRecvmmsg),
         udp(Kind::ReuseportRecvmmsg),
         udp(Kind::LaneMmsg),
         udp(Kind::LaneUring),
         udp(Kind::LaneXdp),
-    ]
+    ])
+}
+
+/// Those of `readers` that are measured here: with the kernel module only where it is loaded.
+fn available(mut readers: Vec<Reader>) -> Vec<Reader> {
+    readers.retain(|reader| {
+        !matches!(reader, Reader::Udp(kind, ..) if kind.needs_module()) || kernel_module::is_loaded()
+    });
+    readers
 }
 
 /// The receivers for which another paper's question is measured, too.
@@ -65,14 +75,15 @@ pub(super) fn udp_readers() -> Vec<Reader> {
 
 /// The readers of figure 4: all units are from one source, as in the paper.
 fn queue_readers() -> Vec<Reader> {
-    vec![
+    available(vec![
         Reader::Udp(Kind::SocketRecvfrom, Steering::Flow, 1),
+        Reader::Udp(Kind::ModuleRecvfrom, Steering::RoundRobin, 1),
         Reader::Udp(Kind::ReuseportRecvmmsg, Steering::Flow, 1),
         Reader::Udp(Kind::LaneMmsg, Steering::RoundRobin, 1),
         Reader::Udp(Kind::LaneUring, Steering::RoundRobin, 1),
         // The device selects the queue, and so the lane.
         Reader::Udp(Kind::LaneXdp, Steering::Flow, 1),
-    ]
+    ])
 }
 
 pub(super) fn tables(scale: &Scale) -> Vec<Table> {
@@ -186,6 +197,7 @@ pub(super) fn differences(scale: &Scale) -> Vec<String> {
         "The FIFO is an unnamed pipe, which uses the same functions of the kernel.".into(),
         "lane/xdp receives frames from a device: it runs between two hosts of the testbed, where XDP generates the frames. All others run over loopback, as in the paper. The generator does not wait for readers, but sends 500,000 frames per second, which determines the seconds of lane/xdp. Compare its CPU time instead. Notes below the table give lost units.".into(),
         "The testbed's device receives all frames on the queue of the sender's CPU. So only one queue of lane/xdp has frames, with any number of lanes.".into(),
+        "module/recvfrom is the paper's own change: one socket with a queue for each processor, for the program of socket/recvfrom. It has a row where the kernel module is loaded (kernel/README.md).".into(),
         "As in the paper, threads are not pinned. Sender and readers share this machine's CPUs.".into(),
     ];
     all.push("The paper gives the times of Tables I to III in ms. They must be microseconds, as in /proc/lock_stat: 14,511,742 ms would be four hours of holding a lock in a run of seconds. Ours are microseconds, too.".into());

@@ -8,5 +8,7 @@ mod send;
 
 #[cfg(any(test, feature = "bench"))]
 pub use recv::echo::EchoControls;
+#[cfg(any(test, feature = "bench"))]
+pub use recv::remembered::RememberedRing;
 pub use recv::{Message, RecvOptions, RecvRing, Totals, Wait};
 pub use send::{SEGMENTS_MAX, SendBatch, SendOptions, SendRing, fits};

@@ -2,6 +2,8 @@
 
 #[cfg(any(test, feature = "bench"))]
 pub(super) mod echo;
+#[cfg(any(test, feature = "bench"))]
+pub(super) mod remembered;
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
