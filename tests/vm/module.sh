@@ -22,6 +22,7 @@ use_kernel_and_headers() { # SUITE
   kernel_modules=$(echo "$folder"/modules/lib/modules/*)
   release=${kernel_modules##*/}
   headers=$folder/headers/usr/src/linux-headers-$release
+  pack_initramfs
   [ ! -d "$folder/headers" ] || return 0
   options=(-q -o "Dir::State::lists=$apt/lists" -o "Dir::Cache=$apt/cache" -o "Dir::Etc::sourcelist=$apt/sources.list"
     -o Dir::Etc::sourceparts=/dev/null -o APT::Architecture=amd64 -o APT::Sandbox::User=root)
@@ -42,15 +43,11 @@ case $kernel in
 6.1) use_kernel_and_headers bookworm ;;
 6.12) use_kernel_and_headers bookworm-backports ;;
 debug)
-  "$root/tests/vm/kernel.sh" debug
-  folder=$root/target/vm/debug
+  use_kernel debug
   headers=$folder/linux
-  kernel_image=$headers/arch/x86/boot/bzImage
-  kernel_modules=
   ;;
 *) die "KERNEL=$kernel: expected 6.1, 6.12 or debug" ;;
 esac
-pack_initramfs
 
 # A copy, so that what is built for one kernel is not taken for what is built for another. Without
 # type information of the kernel, which would have to be that of the running one.
