@@ -62,3 +62,23 @@ pub(crate) const fn request<T>(number: u32) -> u32 {
 }
 
 const _: () = assert!(request::<Attach>(1) == 0x4020_bd01);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::UdpSocket;
+    use std::os::fd::AsFd as _;
+
+    #[test]
+    fn loopback_a_socket_is_attached_once_if_the_module_is_loaded() {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let codes = [0, 1].map(|_| attach(socket.as_fd(), Policy::Flow).map_err(|err| err.raw_os_error()));
+        match codes {
+            [Ok(queues), again] => {
+                assert!(queues > 0);
+                assert_eq!(again, Err(Some(libc::EBUSY)));
+            }
+            [Err(code), _] => assert!(matches!(code, Some(libc::ENOENT | libc::EACCES)), "{code:?}"),
+        }
+    }
+}
