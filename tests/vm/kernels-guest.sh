@@ -6,8 +6,8 @@
 # line: its folder, a tab, its file. $FILTER are arguments for each, and $LOG gets what they print.
 
 ip link set lo up
-# What udev would load, or make nodes for.
-for module in virtio_net tun; do
+# What udev would load or make nodes for, and what tests at once would load (busybox fails then).
+for module in virtio_net tun veth; do
   busybox modprobe $module
 done
 echo "Linux $(uname -r), $(nproc) CPUs"

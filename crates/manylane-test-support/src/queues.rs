@@ -19,8 +19,8 @@ struct Channels {
 }
 
 /// Sets the number of queues in each direction (`ETHTOOL_SCHANNELS`): those of drivers that count
-/// them separately, such as veth (Linux 5.15), and the larger number for drivers with queues of both
-/// directions.
+/// them separately, such as veth (Linux 5.15), and the larger number for drivers whose queues serve
+/// both directions.
 ///
 /// # Errors
 /// `EINVAL` above the maximum of the device, or if an XDP program or an XSK prevents it; `EPERM`

@@ -50,8 +50,8 @@ pub fn need_unless_forced(name: &str, condition: bool, forced: Forced, why: &str
     condition
 }
 
-/// True if queues can be leased to another process, which the test `name` needs: it maps the rings of
-/// an XSK that is bound, which is possible since Linux 6.4. Reports the skip if not.
+/// True if queues can be leased to another process, which the test `name` needs: it maps the rings
+/// of an XSK that is bound, which is possible since Linux 6.4. Reports the skip if not.
 #[must_use]
 pub fn need_leases(name: &str) -> bool {
     need_unless_forced(

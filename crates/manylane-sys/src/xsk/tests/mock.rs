@@ -232,6 +232,8 @@ pub(super) struct MemberMemory {
     rx: MockRing<xdp_desc>,
 }
 
+type SendResult = fn() -> io::Result<KickOutcome>;
+
 /// The mock kernel of a queue.
 pub(super) struct Mock {
     pub(super) kernel: RefCell<Kernel>,
@@ -239,7 +241,7 @@ pub(super) struct Mock {
     /// Maximum number of packets that one call sends.
     pub(super) budget: Cell<usize>,
     /// Result of a call, if it is not what the kernel says.
-    pub(super) send_result: Cell<Option<fn() -> io::Result<KickOutcome>>>,
+    pub(super) send_result: Cell<Option<SendResult>>,
     /// As before Linux 6.17: calls that leave packets do not show what they have sent.
     pub(super) hides_progress: Cell<bool>,
     pub(super) zero_copy: Cell<bool>,
