@@ -208,7 +208,7 @@ pub(super) fn differences(scale: &Scale) -> Vec<String> {
         all.push("This kernel keeps no lock statistics (CONFIG_LOCK_STAT). Contentions and waits come from the tracepoints lock:contention_begin and _end, of this process alone. There are no hold times and acquisitions. The paper ran a kernel with lockdep, whose cost is included in its times.".into());
     }
     if scale.units < Scale::full().units {
-        all.push("A quick run has fewer units and rounds than the paper.".into());
+        all.push("This run has fewer units than the paper.".into());
     }
     all
 }
