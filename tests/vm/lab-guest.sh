@@ -6,6 +6,7 @@
 # the folder $OUT of the host.
 
 ip link set lo up
+[ -z "$MODULE" ] || busybox insmod "$MODULE" || echo "the module cannot be loaded: $MODULE"
 echo "Linux $(uname -r), $(nproc) CPUs: manylane lab $LAB"
 # shellcheck disable=SC2086 # a list of arguments
 "$MANYLANE" lab $LAB --out "$OUT" >"$OUT/lab.txt" 2>"$OUT/lab.err" </dev/null

@@ -17,8 +17,15 @@ program=$(realpath "${MANYLANE:-$root/target/release/manylane}")
 is_root || die "the virtual machine needs root, to see the files of this one"
 
 use_kernel "${KERNEL:-lock-stat}"
+# With the kernel module, for its rows.
+module=
+if [ -d "$folder/linux" ]; then
+  build_module "$folder/linux"
+  module=$folder/module/manylane.ko
+fi
 rm -rf "$folder/out"
-boot lab "$cpus" 4G "$limit" "$root/tests/vm/lab-guest.sh" MANYLANE="$program" LAB="$lab" OUT="$folder/out" --
+boot lab "$cpus" 4G "$limit" "$root/tests/vm/lab-guest.sh" \
+  MANYLANE="$program" LAB="$lab" MODULE="$module" OUT="$folder/out" --
 status=''
 while IFS= read -r line <&"${from[lab]}"; do
   line=${line%$'\r'}

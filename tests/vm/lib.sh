@@ -61,6 +61,20 @@ fetch_kernel() { # SUITE PACKAGE
   mv "$folder/modules.new" "$folder/modules"
 }
 
+# Builds the module of kernel/ against the headers of a kernel, or its tree: "$folder/module".
+build_module() { # HEADERS VARIABLE=VALUE...: of its Makefile
+  local headers=$1
+  shift
+  # A copy, so that what is built for one kernel is not taken for what is built for another. Without
+  # type information of the kernel, which would have to be that of the running one.
+  rm -rf "$folder/module"
+  cp -r "$root/kernel" "$folder/module"
+  make -C "$folder/module" KDIR="$headers" CONFIG_DEBUG_INFO_BTF_MODULES= "$@" modules >"$folder/module.log" 2>&1 ||
+    die "the module was not built: $folder/module.log"
+  ! grep -E "warning:|WARNING:" "$folder/module.log" || die "the module was built with warnings: $folder/module.log"
+  strip --strip-debug "$folder/module/manylane.ko"
+}
+
 # What the kernel needs until it has the files of the host.
 pack_initramfs() {
   local tree=$folder/initramfs.d name file files

@@ -49,14 +49,7 @@ debug)
 *) die "KERNEL=$kernel: expected 6.1, 6.12 or debug" ;;
 esac
 
-# A copy, so that what is built for one kernel is not taken for what is built for another. Without
-# type information of the kernel, which would have to be that of the running one.
-rm -rf "$folder/module"
-cp -r "$root/kernel" "$folder/module"
-make -C "$folder/module" KDIR="$headers" SELFTEST=1 CONFIG_DEBUG_INFO_BTF_MODULES= modules >"$folder/module.log" 2>&1 ||
-  die "the module was not built: $folder/module.log"
-! grep -E "warning:|WARNING:" "$folder/module.log" || die "the module was built with warnings: $folder/module.log"
-strip --strip-debug "$folder/module/manylane.ko"
+build_module "$headers" SELFTEST=1
 cc -O1 -g -Wall -Wextra -pthread -o "$folder/module/module-test" "$folder"/module/tests/*.c
 
 boot module "${CPUS:-4}" 2G "${VM_TIMEOUT:-1800}" "$root/tests/vm/module-guest.sh" \

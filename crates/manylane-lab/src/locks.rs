@@ -1,7 +1,7 @@
 //! Contention of the kernel's locks by this process: the lock, the caller, the number of waits and
 //! their time. Measured by BPF on the tracepoints `lock:contention_begin` and
 //! `lock:contention_end` (Linux 5.19). The *hold* time of locks is not available in stock kernels
-//! (see [`lockstat`](super::lockstat)).
+//! (see [`super::lockstat`]).
 
 use std::collections::BTreeMap;
 
