@@ -108,22 +108,40 @@ static struct sk_buff *take_from(struct ml_queue *queue)
 	return __skb_recv_udp(queue->sock->sk, MSG_DONTWAIT, &offset, &err);
 }
 
-/* The queue of this processor first, then those after it. Process context. */
+static bool has_reader(const struct ml_queue *queue)
+{
+	return spin_is_locked(&udp_sk(queue->sock->sk)->reader_queue.lock);
+}
+
+/*
+ * The queue of this processor first, then those after it, at first without those
+ * that a reader is at: it would be waited for. Process context.
+ */
 static struct sk_buff *take(struct ml_socket *ml, struct ml_queue **from)
 {
 	struct ml_queue *own = ml_own_queue(ml), *end = ml->queues + ml->count;
 	struct ml_queue *queue = own;
+	bool all = false, skipped = false;
 	struct sk_buff *skb;
 
+again:
 	do {
-		skb = take_from(queue);
-		if (skb) {
-			*from = queue;
-			return skb;
+		if (!all && queue != own && has_reader(queue)) {
+			skipped = true;
+		} else {
+			skb = take_from(queue);
+			if (skb) {
+				*from = queue;
+				return skb;
+			}
 		}
 		if (++queue == end)
 			queue = ml->queues;
 	} while (queue != own);
+	if (skipped && !all) {
+		all = true;
+		goto again;
+	}
 	return NULL;
 }
 

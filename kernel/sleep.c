@@ -44,7 +44,7 @@ static void get_up(struct ml_sleeper *sleeper)
  * With the lock of the readers: without it, datagrams on their way from UDP's
  * list of arrivals to that of its readers could be in neither.
  */
-static bool is_readable(struct sock *sk)
+static bool is_base_readable(struct sock *sk)
 {
 	struct sk_buff_head *readers = &udp_sk(sk)->reader_queue;
 	bool found;
@@ -55,14 +55,23 @@ static bool is_readable(struct sock *sk)
 	return found;
 }
 
+/*
+ * Without a lock: the memory of a datagram is charged before it is in a list, and
+ * until its reader has taken it out. A moment too long makes us try again.
+ */
+static bool is_readable(const struct ml_queue *queue)
+{
+	return sk_rmem_alloc_get(queue->sock->sk);
+}
+
 static bool any_readable(struct ml_socket *ml, struct sock *sk)
 {
 	u32 i;
 
 	for (i = 0; i < ml->count; i++)
-		if (is_readable(ml->queues[i].sock->sk))
+		if (is_readable(&ml->queues[i]))
 			return true;
-	return is_readable(sk);
+	return is_base_readable(sk);
 }
 
 /*
