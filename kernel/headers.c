@@ -10,8 +10,8 @@
  *              one hold it (kref); the last one frees it
  *
  * A registration does not change while it is used, so receives of any number of
- * threads share no lock. They should name different parts of the array: buffers
- * are the program's, and it alone knows who reads them when.
+ * threads share no lock. They should name different parts of the array: nothing
+ * here keeps two threads from filling the same buffer.
  *
  * The addresses are those of the process that registered. In another one (after
  * fork(), or a descriptor that was passed on) they mean something else: a receive

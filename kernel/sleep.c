@@ -3,7 +3,8 @@
  * Blocked readers sleep beside the queue of their processor; each datagram wakes
  * one of them, at its own queue if one sleeps there, else at any.
  *
- * No reader sleeps while a datagram is queued that nobody is on the way to take:
+ * No reader stays asleep while a datagram is queued, unless another reader is
+ * already awake to take it:
  *
  *   - A reader enters itself, as asleep, then checks all queues, then sleeps, if it
  *     was not woken in between. A producer queues, then looks for readers. Each has

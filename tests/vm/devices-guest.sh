@@ -190,14 +190,17 @@ part_of() { # KIND OPTION...
   refused "upper0 is made of other devices (p0)" 0.0.0.0:7 --engine xdp --interface upper0
 }
 
-# A device that becomes a part of a VRF under a socket of none: the kernel would not take its
-# datagrams either.
-into_a_vrf() {
+pair_and_vrf() { # p0, with addresses, and upper0, which has no part yet
   pair p0
   ip address add 10.2.0.1/24 dev p0
   ip -n beside address add 10.2.0.2/24 dev p0
   ip link add upper0 type vrf table 10
   ip link set upper0 up
+}
+# A device that becomes a part of a VRF under a socket of none: the kernel would not take its
+# datagrams either.
+into_a_vrf() {
+  pair_and_vrf
   serve 10.2.0.1:7 --engine xdp --interface p0
   is answered "$(from_beside 10.2.0.1:7 100)" "100 100 0 0"
   soon has_program p0
@@ -211,11 +214,7 @@ into_a_vrf() {
 # An address of a VRF itself, over a device outside of it, for a socket outside of it: neither takes
 # it.
 to_a_vrf() {
-  pair p0
-  ip address add 10.2.0.1/24 dev p0
-  ip -n beside address add 10.2.0.2/24 dev p0
-  ip link add upper0 type vrf table 10
-  ip link set upper0 up
+  pair_and_vrf
   ip address add 10.5.0.1/32 dev upper0
   ip -n beside route add 10.5.0.1 via 10.2.0.1
   serve 0.0.0.0:7 --engine xdp --interface p0

@@ -15,6 +15,8 @@
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/../../scripts/lib.sh"
+# shellcheck source=tests/vm/apt.sh
+. "$(dirname "$0")/apt.sh"
 
 suite=trixie
 package=linux-source-6.12
@@ -30,17 +32,9 @@ tree=$folder/linux
 inputs=("$parts/base.config" "$parts/$flavour.config")
 [ ! -e "$parts/$flavour.patch" ] || inputs+=("$parts/$flavour.patch")
 
-# By lists of its own: the sources of this machine stay as they are.
 fetch_source() {
-  local options
-  mkdir -p "$source"/lists/partial "$source"/cache/archives/partial
-  echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] ${MIRROR:-http://deb.debian.org/debian} $suite main" \
-    >"$source/sources.list"
-  options=(-q -o "Dir::State::lists=$source/lists" -o "Dir::Cache=$source/cache"
-    -o "Dir::Etc::sourcelist=$source/sources.list" -o Dir::Etc::sourceparts=/dev/null -o APT::Sandbox::User=root)
-  apt-get "${options[@]}" update >"$source/log" 2>&1 || die "no list of packages of $suite: $source/log"
-  (cd "$source" && apt-get "${options[@]}" download "$package" >>log 2>&1) ||
-    die "$package was not fetched: $source/log"
+  list_packages "$suite" "$source"
+  download "$source" "$package"
 }
 
 # The source of that version, with the patch. It is kept if only options change.

@@ -11,6 +11,8 @@
 
 # shellcheck source=scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/lib.sh"
+# shellcheck source=tests/vm/apt.sh
+. "$(dirname "${BASH_SOURCE[0]}")/apt.sh"
 
 # Sets folder, kernel_image and kernel_modules (a folder named like the kernel's release, or empty).
 use_kernel() { # VERSION: of Debian's kernel for clouds, or VERSION-full: with drivers of hardware; or a flavour
@@ -36,19 +38,14 @@ use_kernel() { # VERSION: of Debian's kernel for clouds, or VERSION-full: with d
   pack_initramfs
 }
 
-# Debian's kernel of another release, by lists of its own: those of this machine stay as they are.
+# Debian's kernel of another release.
 fetch_kernel() { # SUITE PACKAGE
-  local apt=$folder/apt options image modules
+  local apt=$folder/apt image modules
   rm -rf "$folder/image" "$folder/modules"*
-  mkdir -p "$apt"/lists/partial "$apt"/cache/archives/partial
-  echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] ${MIRROR:-http://deb.debian.org/debian} $1 main" \
-    >"$apt/sources.list"
-  options=(-q -o "Dir::State::lists=$apt/lists" -o "Dir::Cache=$apt/cache" -o "Dir::Etc::sourcelist=$apt/sources.list"
-    -o Dir::Etc::sourceparts=/dev/null -o APT::Architecture=amd64 -o APT::Sandbox::User=root)
-  apt-get "${options[@]}" update >"$apt/log" 2>&1 || die "no list of packages of $1: $apt/log"
-  image=$(apt-cache "${options[@]}" depends "$2" | sed -n 's/^ *Depends: \(linux-image-[^ ]*\).*/\1/p')
+  list_packages "$1" "$apt"
+  image=$(depends "$apt" "$2" | sed -n '/^linux-image-/p')
   [ -n "$image" ] || die "$1 has no $2"
-  (cd "$apt" && apt-get "${options[@]}" download "$image" >>log 2>&1) || die "$image was not fetched: $apt/log"
+  download "$apt" "$image"
   dpkg-deb -x "$apt/$image"_*.deb "$folder/image"
   rm -f "$apt"/*.deb
   # Under another name first: its end is what use_kernel() looks for.

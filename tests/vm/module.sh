@@ -15,7 +15,7 @@ is_root || die "the virtual machine needs root, to see the files of this one"
 # Headers are needed beside the kernel, and their tools run here. So 6.12 is the one that was built
 # for the release with 6.1.
 use_kernel_and_headers() { # SUITE
-  local apt options release packages
+  local apt release packages
   folder=$root/target/vm/module-$kernel apt=$folder/apt
   [ -d "$folder/modules" ] || fetch_kernel "$1" linux-image-cloud-amd64
   kernel_image=$(echo "$folder"/image/boot/vmlinuz-*)
@@ -24,12 +24,8 @@ use_kernel_and_headers() { # SUITE
   headers=$folder/headers/usr/src/linux-headers-$release
   pack_initramfs
   [ ! -d "$folder/headers" ] || return 0
-  options=(-q -o "Dir::State::lists=$apt/lists" -o "Dir::Cache=$apt/cache" -o "Dir::Etc::sourcelist=$apt/sources.list"
-    -o Dir::Etc::sourceparts=/dev/null -o APT::Architecture=amd64 -o APT::Sandbox::User=root)
-  mapfile -t packages < <(apt-cache "${options[@]}" depends "linux-headers-$release" |
-    sed -n 's/^ *Depends: \(linux-\(headers\|kbuild\)-[^ ]*\).*/\1/p')
-  (cd "$apt" && apt-get "${options[@]}" download "linux-headers-$release" "${packages[@]}" >>log 2>&1) ||
-    die "the headers of Linux $release were not fetched: $apt/log"
+  mapfile -t packages < <(depends "$apt" "linux-headers-$release" | sed -n '/^linux-\(headers\|kbuild\)-/p')
+  download "$apt" "linux-headers-$release" "${packages[@]}"
   for package in "$apt"/*.deb; do
     dpkg-deb -x "$package" "$folder/headers.new"
     rm "$package"
