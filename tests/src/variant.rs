@@ -11,6 +11,9 @@ use manylane_testbed::skip::{self, Forced};
 
 use crate::test_env::{self, TestEnv};
 
+const EBPF_STEERING_SINCE: (u32, u32) = (5, 12);
+const WHOLE_GSO_SINCE: (u32, u32) = (5, 11);
+
 /// One path of datagrams on which the suite has to pass.
 #[derive(Clone, Copy, Debug)]
 pub struct Variant {
@@ -57,6 +60,13 @@ impl Variant {
         self.engine == Engine::Xdp
     }
 
+    /// True if GSO messages of clients arrive as GRO messages: virtual devices pass them on whole since
+    /// Linux 5.11.
+    #[must_use]
+    pub fn gets_gro_messages(&self) -> bool {
+        self.gro && !self.is_xdp() && skip::is_kernel(WHOLE_GSO_SINCE)
+    }
+
     /// The number of messages that eBPF must have steered, if it counts: those of kernel sockets.
     #[must_use]
     pub fn steered(&self, total: &LaneCounters) -> Option<u64> {
@@ -64,7 +74,11 @@ impl Variant {
     }
 
     /// Runs `check` if this machine supports the variant, or else reports a skip.
-    pub fn run(self, check: fn(&Variant)) {
+    pub fn run(mut self, check: fn(&Variant)) {
+        if self.is_xdp() && !skip::is_kernel(EBPF_STEERING_SINCE) {
+            // The companions are steered by classic BPF there.
+            self.by = SteeringBackend::Auto;
+        }
         if self.engine == Engine::Uring && !need_uring(self.test) {
             return;
         }
@@ -84,7 +98,8 @@ impl Variant {
     }
 
     fn run_in_testbed(self, check: fn(&Variant)) -> Option<u64> {
-        let possible = skip::need_root(self.test) && need_ebpf(self.test);
+        let possible =
+            skip::need_root(self.test) && (self.by != SteeringBackend::Ebpf || need_ebpf(self.test));
         possible.then(|| {
             // Behind the driver, a GSO message of a sender on this machine is not segmented, and
             // is left to the kernel.
@@ -254,10 +269,17 @@ pub fn backends(test: &str, wanted: &[SteeringBackend]) -> Vec<SteeringBackend> 
 /// True if steering by eBPF is available here. Reports the skip of `test` if not.
 #[must_use]
 pub fn need_ebpf(test: &str) -> bool {
-    match probe().ebpf {
-        Ok(()) => true,
-        Err(err) => skip::need(test, false, &format!("no steering by eBPF: {err}")),
-    }
+    skip::need_kernel(test, EBPF_STEERING_SINCE, "steering by eBPF")
+        && match probe().ebpf {
+            Ok(()) => true,
+            Err(err) => skip::need(test, false, &format!("no steering by eBPF: {err}")),
+        }
+}
+
+/// True if GSO messages cross the loopback device whole. Reports the skip of `test` if not.
+#[must_use]
+pub fn need_whole_gso(test: &str) -> bool {
+    skip::need_kernel(test, WHOLE_GSO_SINCE, "GSO messages that cross the loopback device whole")
 }
 
 /// True if io_uring is available here. Reports the skip of `test` if not.

@@ -10,7 +10,7 @@ use std::thread;
 
 use manylane::{Engine, LaneId, SteeringBackend};
 use manylane_testbed::skip;
-use manylane_tests::{Client, LaneDriver, Variant, need_ebpf, retry_eintr, send_and_wait};
+use manylane_tests::{Client, LaneDriver, Variant, retry_eintr, send_and_wait};
 use trace_support::{BATCH, BATCHES, answer_batches, check, is_traced, trace_lanes};
 
 const TEST: &str = "netns_xdp_lanes_share_no_written_line";
@@ -28,7 +28,7 @@ fn sizes() -> [u32; 2] {
 #[test]
 fn netns_xdp_lanes_share_no_written_line() {
     // Not in the traced process, because the probe would take most of the trace.
-    let can_run = is_traced() || skip::need_root(TEST) && need_ebpf(TEST);
+    let can_run = is_traced() || skip::need_root(TEST);
     if !can_run {
         return;
     }

@@ -125,13 +125,9 @@ refused() { # TEXT OPTION...: by 'manylane echo', with that in its message
   grep -qF "$text" /tmp/refused
 }
 
-# Linux 5.10 does not tell how many queues a veth device has, so that lanes serve only the first
-# one.
-QUEUES=2
-case $(uname -r) in 5.10.*) QUEUES=1 ;; esac
-pair() { # NAME [FAR]: a veth pair to the namespace, NAME at both ends
-  ip link add "$1" numrxqueues $QUEUES numtxqueues $QUEUES type veth \
-    peer name "$1" netns beside numrxqueues $QUEUES numtxqueues $QUEUES
+pair() { # NAME: a veth pair of two queues to the namespace, NAME at both ends
+  ip link add "$1" numrxqueues 2 numtxqueues 2 type veth \
+    peer name "$1" netns beside numrxqueues 2 numtxqueues 2
   ip link set "$1" up
   ip -n beside link set "$1" up
 }

@@ -28,6 +28,8 @@ for link in fd: stdin:/0 stdout:/1 stderr:/2; do
   ln -s "/proc/self/fd${link#*:}" "/new/dev/${link%:*}"
 done
 mount -t cgroup2 cgroup /new/sys/fs/cgroup
+# As systemd does: groups may have quotas.
+echo +cpu >/new/sys/fs/cgroup/cgroup.subtree_control
 mount -t bpf bpf /new/sys/fs/bpf
 mount -t tracefs tracing /new/sys/kernel/tracing
 if [ -n "$vm_modules" ]; then

@@ -66,21 +66,21 @@ join_devices() { # CPUS
 
 # Runs a tier, and adds a line to "$results".
 run_tier() { # KERNEL CPUS TIER
-  local line failed=0 ended='' log skips filter threads=$((2 * $2)) devices=() start=$SECONDS
+  local name=$3-$2 line failed=0 ended='' log skips filter threads=$((2 * $2)) devices=() start=$SECONDS
   select_tests "$3"
   if [ "$3" = virtio ]; then
     join_devices "$2"
     threads=1
   fi
-  log=$folder/out/$3-$2.log skips=$folder/out/$3-$2.skips
+  log=$folder/out/$name.log skips=$folder/out/$name.skips
   mkdir -p "$folder/out"
   : >"$log"
   : >"$skips"
-  boot tests "$2" 4G 5400 "$root/tests/vm/kernels-guest.sh" \
+  boot "$name" "$2" 4G 5400 "$root/tests/vm/kernels-guest.sh" \
     TESTS="$tests.selected" LOG="$log" LIMIT=3600 FILTER="$filter --test-threads=$threads" \
     MANYLANE_SKIPS="$skips" CI=true RUST_BACKTRACE=1 \
     ${devices[0]:+MANYLANE_TEST_DEVICES="0000:00:10.0 0000:00:11.0"} -- "${devices[@]}"
-  while IFS= read -r line <&"${from[tests]}"; do
+  while IFS= read -r line <&"${from[$name]}"; do
     line=${line%$'\r'}
     case $line in
     "FAIL "*) failed=$((failed + 1)) ;;
@@ -89,7 +89,7 @@ run_tier() { # KERNEL CPUS TIER
     [ "$line" = DONE ] || echo "  $line"
   done
   clean
-  [ -n "$ended" ] || { failed=$((failed + 1)) && echo "  FAIL the machine ended too early: $folder/tests.console"; }
+  [ -n "$ended" ] || { failed=$((failed + 1)) && echo "  FAIL the machine ended too early: $folder/$name.console"; }
   printf '%s\t%s CPUs\t%s\t%s\t%d s\t%d failures\n' "$1" "$2" "$3" \
     "$(total "$log" "$(grep -c . "$skips" || true)")" $((SECONDS - start)) "$failed" >>"$results"
   [ "$failed" -eq 0 ] || status=1

@@ -14,9 +14,31 @@
 # shellcheck source=tests/vm/apt.sh
 . "$(dirname "${BASH_SOURCE[0]}")/apt.sh"
 
+# Sets qemu, the emulator with options for its own files. Before 8.1, a kernel that patches its code
+# while another CPU runs it crashes now and then, Linux 6.12 within minutes.
+use_qemu() {
+  local apt=$root/target/vm/qemu/apt files=$root/target/vm/qemu/root version package packages
+  version=$(qemu-system-x86_64 --version | sed -n 's/.* version \([0-9]*\.[0-9]*\).*/\1/p')
+  qemu=(qemu-system-x86_64)
+  ! printf '8.1\n%s\n' "$version" | sort -C -V || return 0
+  if [ ! -d "$files" ]; then
+    rm -rf "$files.new"
+    list_packages bookworm-backports "$apt"
+    download "$apt" qemu-system-{x86,data} seabios
+    packages=("$apt"/*.deb)
+    for package in "${packages[@]}"; do
+      dpkg-deb -x "$package" "$files.new"
+    done
+    rm "${packages[@]}"
+    mv "$files.new" "$files"
+  fi
+  qemu=("$files/usr/bin/qemu-system-x86_64" -L "$files/usr/share/qemu" -L "$files/usr/share/seabios")
+}
+
 # Sets folder, kernel_image and kernel_modules (a folder named like the kernel's release, or empty).
 use_kernel() { # VERSION: of Debian's kernel for clouds, or VERSION-full: with drivers of hardware; or a flavour
   local suite package=linux-image-cloud-amd64
+  use_qemu
   folder=$root/target/vm/$1
   case ${1%-full} in
   5.10) suite=bullseye ;;
@@ -127,7 +149,7 @@ declare -a files_daemons=() inside=()
 
 # Starts a machine.
 boot() { # NAME CPUS MEMORY SECONDS SCRIPT VARIABLE=VALUE... -- OPTION...: of qemu
-  local name=$1 cpus=$2 memory=$3 limit=$4 script=$5 daemon input output
+  local name=$1 cpus=$2 memory=$3 limit=$4 script=$5 input output
   shift 5
   mkdir -p "$folder/out"
   {
@@ -143,10 +165,8 @@ boot() { # NAME CPUS MEMORY SECONDS SCRIPT VARIABLE=VALUE... -- OPTION...: of qe
   input=$folder/$name.in output=$folder/$name.out
   rm -f "$input" "$output"
   mkfifo "$input" "$output"
-  # Without cmpxchg16b: kernels that use it for their lists of free memory crash now and then under
-  # QEMU 7.2, which is seen to leave wrong flags behind it.
-  "${inside[@]}" nice -n 5 timeout --foreground --kill-after=5 "$limit" qemu-system-x86_64 \
-    -accel tcg,thread=multi -cpu max,-cx16 -smp "$cpus" -m "$memory" -nodefaults -no-user-config -display none -no-reboot \
+  "${inside[@]}" nice -n 5 timeout --foreground --kill-after=5 "$limit" "${qemu[@]}" \
+    -accel tcg,thread=multi -cpu max -smp "$cpus" -m "$memory" -nodefaults -no-user-config -display none -no-reboot \
     -object "memory-backend-memfd,id=memory,size=$memory,share=on" -machine q35,memory-backend=memory \
     -kernel "$kernel_image" -initrd "$folder/initramfs" \
     -append "console=ttyS0 no_timer_check panic=-1 quiet ${kernel_options:-} vm_environment=\"$folder/$name.environment\"" \

@@ -189,7 +189,7 @@ mod tests {
         for at in ["127.0.0.1:0", "[::1]:0"] {
             let socket = UdpSocket::bind(at).unwrap();
             let addr = socket.local_addr().unwrap();
-            let cookie = sock::socket_info(socket.as_fd()).unwrap().cookie;
+            let cookie: u64 = sock::get(socket.as_fd(), libc::SOL_SOCKET, libc::SO_COOKIE).unwrap();
             let mut find =
                 || all.find_by_port(addr.port()).unwrap().into_iter().find(|bound| bound.cookie == cookie);
             let found = find().unwrap();

@@ -3,7 +3,8 @@
 use std::ffi::CStr;
 use std::io;
 
-use crate::netns::{device_flags, ethtool, ethtool_value, ifreq, ioctl};
+use crate::netlink::{AttrReader, NETLINK_ROUTE, NetlinkSocket};
+use crate::netns::{device_flags, device_index, ethtool, ethtool_value, ifreq, ioctl};
 
 /// Index of the loopback device of every namespace (`LOOPBACK_IFINDEX` of the kernel).
 pub const LOOPBACK_IFINDEX: u32 = 1;
@@ -84,7 +85,7 @@ pub struct Queues {
 }
 
 /// Queues that the device has in use (`ETHTOOL_GCHANNELS`). One in each direction if the driver
-/// does not report them.
+/// does not report them; veth does since Linux 5.13, and before uses all that it was created with.
 ///
 /// # Errors
 /// `ENODEV` if there is no such device.
@@ -93,11 +94,27 @@ pub fn queues(name: &str) -> io::Result<Queues> {
     let mut channels = Channels { cmd: ETHTOOL_GCHANNELS, ..Channels::default() };
     match ethtool(name, &mut channels) {
         Err(err) if err.raw_os_error() != Some(libc::EOPNOTSUPP) => Err(err),
+        Err(_) if driver(name)? == "veth" => created_queues(name),
         _ => {
             let Channels { rx, tx, combined, .. } = channels;
             Ok(Queues { receive: (rx + combined).max(1), send: (tx + combined).max(1) })
         }
     }
+}
+
+/// Queues that the device was created with, in use or not (Linux 3.8).
+fn created_queues(name: &str) -> io::Result<Queues> {
+    /// The head of `struct ifinfomsg`: its family and type, and the index after them.
+    const HEAD_LEN: usize = 16;
+    let mut request = [0; HEAD_LEN];
+    request[4..8].copy_from_slice(&device_index(name)?.to_ne_bytes());
+    let mut found = Queues { receive: 1, send: 1 };
+    NetlinkSocket::open(NETLINK_ROUTE)?.request(libc::RTM_GETLINK, 0, &request, |_, link| {
+        let attrs = AttrReader::after(link, HEAD_LEN);
+        let count = |kind| attrs.u32(kind).unwrap_or(1).max(1);
+        found = Queues { receive: count(libc::IFLA_NUM_RX_QUEUES), send: count(libc::IFLA_NUM_TX_QUEUES) };
+    })?;
+    Ok(found)
 }
 
 /// Name of the driver (`ETHTOOL_GDRVINFO`); empty if there is none.

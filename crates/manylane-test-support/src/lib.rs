@@ -20,6 +20,6 @@ mod wait;
 pub use interpret::interpret;
 pub use process::{become_user, kill_on_parent_exit};
 pub use queues::set_queues;
-pub use skip::{Forced, need, need_leases, need_unless_forced};
+pub use skip::{Forced, is_kernel, need, need_kernel, need_leases, need_unless_forced};
 pub use spawn::{IsolatedChild, StdinGuard, spawn_isolated};
 pub use wait::{wait_for, wait_for_at_most};

@@ -6,6 +6,7 @@
 use aya::EbpfLoader;
 use aya::programs::{Program, SkReuseport, Xdp};
 use manylane_testbed::skip;
+use manylane_tests::need_ebpf;
 
 /// Instructions that the verifier may process for one policy, and for one XDP program.
 const STEER_CEILING: u32 = 700;
@@ -13,11 +14,10 @@ const GENERATOR_CEILING: u32 = 2000;
 const XDP_CEILING: u32 = 13_000;
 
 fn may_load(test: &str) -> bool {
-    let probe = manylane::probe();
-    skip::need(test, probe.ebpf.is_ok(), "eBPF cannot be loaded: run as root")
+    skip::need_kernel(test, (5, 16), "counts of the verifier") && need_ebpf(test)
 }
 
-/// Instructions that the verifier processed (since Linux 5.16).
+/// Instructions that the verifier processed.
 fn verified(program: &mut Program) -> u32 {
     let info = match program {
         Program::SkReuseport(program) => {

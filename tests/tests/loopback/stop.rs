@@ -179,7 +179,7 @@ on_every_engine! {
     /// If the kernel selects the lane, it continues to select one that is being removed. If more
     /// arrives than the lane can handle, its queue is never empty.
     fn lanes_are_removed_and_stopped_under_overload(variant) {
-        for by in [Ebpf, ClassicBpf, Kernel] {
+        for by in backends(variant.test, &[Ebpf, ClassicBpf, Kernel]) {
             let mut builder = variant.builder("127.0.0.1:0");
             let socket = builder.lanes(3).steering_backend(by).xdp_ring(64).open().unwrap();
             let serving = Serving::start(socket, |batch, _| {

@@ -10,7 +10,7 @@ use crate::xdp_support::xdp_count;
 use manylane::{Batch, Builder, Engine, Outbox};
 use manylane_test_support::wait_for;
 use manylane_testbed::{Host, Layout, Testbed, skip};
-use manylane_tests::{Serving, SlowServer, TEST_TIMEOUT, need_ebpf, pattern};
+use manylane_tests::{Serving, SlowServer, TEST_TIMEOUT, pattern};
 
 /// Bytes queued in the sockets of a port of `host`.
 fn queued_bytes(host: &Host, port: u16) -> u64 {
@@ -32,7 +32,7 @@ fn netns_xdp_a_busy_lane_polls_its_companion() {
     const FRAMES: usize = 2048;
     const MORE: usize = 100;
     let test = "netns_xdp_a_busy_lane_polls_its_companion";
-    if !skip::need_root(test) || !need_ebpf(test) {
+    if !skip::need_root(test) {
         return;
     }
     let testbed = Testbed::new(&Layout { queues: 1, ipv6: false, ..Layout::default() }).unwrap();

@@ -31,9 +31,10 @@ pub(super) struct MemberRings {
 }
 
 /// Missing in the libc crate. Defined in linux/if_xdp.h (Linux 6.17): maximum number of packets
-/// that one call sends in copy mode, 32 by default.
+/// that one call sends in copy mode.
 pub(super) const XDP_MAX_TX_SKB_BUDGET: c_int = 9;
-const TX_BUDGET_DEFAULT: u32 = 32;
+/// Its default is 32; Linux 5.10 has 16.
+const TX_BUDGET_DEFAULT: u32 = 16;
 
 /// All rings of a bound socket.
 pub(super) struct AllRings {

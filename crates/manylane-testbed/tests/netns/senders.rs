@@ -76,7 +76,7 @@ fn assert_even(seen: &FlowCounts, flows: usize) {
 /// and removes with grace periods, and enough frames for its rate.
 #[test]
 fn netns_every_generated_frame_arrives_evenly_spread() {
-    if !skip::need_root("netns_every_generated_frame_arrives_evenly_spread") {
+    if !skip::need_live_sender("netns_every_generated_frame_arrives_evenly_spread") {
         return;
     }
     let testbed = Testbed::new(&Layout::default()).unwrap();
@@ -92,7 +92,7 @@ fn netns_every_generated_frame_arrives_evenly_spread() {
 
 #[test]
 fn netns_generated_frames_have_correct_checksums() {
-    if !skip::need_root("netns_generated_frames_have_correct_checksums") {
+    if !skip::need_live_sender("netns_generated_frames_have_correct_checksums") {
         return;
     }
     let testbed = Testbed::new(&Layout::default()).unwrap();
@@ -111,7 +111,7 @@ fn netns_generated_frames_have_correct_checksums() {
 
 #[test]
 fn netns_generator_count_matches_the_device() {
-    if !skip::need_root("netns_generator_count_matches_the_device") {
+    if !skip::need_live_sender("netns_generator_count_matches_the_device") {
         return;
     }
     let testbed = Testbed::new(&Layout { ipv6: false, ..Layout::default() }).unwrap();
@@ -135,7 +135,7 @@ fn netns_generator_count_matches_the_device() {
 
 #[test]
 fn netns_generator_keeps_its_rate_and_stops() {
-    if !skip::need_root("netns_generator_keeps_its_rate_and_stops") {
+    if !skip::need_live_sender("netns_generator_keeps_its_rate_and_stops") {
         return;
     }
     let testbed = Testbed::new(&Layout::default()).unwrap();
@@ -164,7 +164,7 @@ fn netns_generator_keeps_its_rate_and_stops() {
 
 #[test]
 fn netns_generator_reports_a_link_that_is_down() {
-    if !skip::need_root("netns_generator_reports_a_link_that_is_down") {
+    if !skip::need_live_sender("netns_generator_reports_a_link_that_is_down") {
         return;
     }
     let testbed = Testbed::new(&Layout::default()).unwrap();
@@ -178,7 +178,7 @@ fn netns_generator_reports_a_link_that_is_down() {
 
 #[test]
 fn netns_generator_refuses_oversized_frames() {
-    if !skip::need_root("netns_generator_refuses_oversized_frames") {
+    if !skip::need_live_sender("netns_generator_refuses_oversized_frames") {
         return;
     }
     let testbed = Testbed::new(&Layout::default()).unwrap();

@@ -211,9 +211,12 @@ impl Program {
         let [insns, insns_high] = halves(program.as_ptr());
         let licence = c"Dual MIT/GPL";
         let [licence, licence_high] = halves(licence.as_ptr());
-        let load =
-            [XDP, program.len() as u32, insns, insns_high, licence, licence_high, 0, 0, 0, 0, 0, HAS_FRAGS];
-        let program = owned(bpf(PROG_LOAD, &load)?);
+        let load = |flags| {
+            let len = program.len() as u32;
+            bpf(PROG_LOAD, &[XDP, len, insns, insns_high, licence, licence_high, 0, 0, 0, 0, 0, flags])
+        };
+        // Before Linux 5.18 the flag is unknown.
+        let program = owned(load(HAS_FRAGS).or_else(|_| load(0))?);
         let link = owned(bpf(LINK_CREATE, &[program.as_raw_fd() as u32, ifindex, ATTACH_XDP, DRIVER])?);
         Ok(Self { map, _program: program, _link: link })
     }

@@ -12,7 +12,7 @@ use manylane_ipc::lease::{Fds, Message};
 use manylane_sys::errno::ENODEV;
 use manylane_sys::netns::{NetNs, device_index};
 use manylane_sys::unix_socket;
-use manylane_test_support::{need, need_leases, wait_for};
+use manylane_test_support::{need, need_kernel, need_leases, wait_for};
 
 use super::Lessor;
 use crate::config::LIMIT_SOURCES_DEFAULT;
@@ -21,6 +21,12 @@ use crate::io::xdp::device::{AttachMode, Device};
 use crate::io::xdp::route::tests::{can_make_namespaces, run, set_sysctl, try_ip};
 use crate::io::xdp::route::xdp_program_id;
 use crate::vlan::Vlan;
+
+/// True if a lessor can be opened: the kernel has cookies of network namespaces. Reports the skip of
+/// test `name` if not.
+fn can_open_lessor(name: &str) -> bool {
+    can_make_namespaces(name) && need_kernel(name, (5, 14), "SO_NETNS_COOKIE")
+}
 
 /// True if this process can lease queues. Reports the skip of test `name` if not.
 fn can_lease(name: &str) -> bool {
@@ -95,7 +101,7 @@ fn bound_count(lessor: &Lessor, at: usize) -> usize {
 
 #[test]
 fn netns_only_clients_without_a_request_time_out() {
-    if !can_make_namespaces("netns_only_clients_without_a_request_time_out") {
+    if !can_open_lessor("netns_only_clients_without_a_request_time_out") {
         return;
     }
     run(&create_device(), || {
@@ -222,7 +228,7 @@ fn netns_an_error_of_one_device_leaves_no_stale_address_on_another() {
 fn netns_addresses_of_devices_that_are_down_make_room_for_others() {
     /// Entries of the map of addresses.
     const ADDRESSES_MAX: u32 = 4096;
-    if !can_make_namespaces("netns_addresses_of_devices_that_are_down_make_room_for_others") {
+    if !can_open_lessor("netns_addresses_of_devices_that_are_down_make_room_for_others") {
         return;
     }
     run(&create_device(), || {
@@ -268,7 +274,7 @@ fn netns_a_lease_whose_client_gave_up_is_not_opened() {
 #[test]
 fn netns_tap_devices_are_used_only_if_named() {
     const TEST: &str = "netns_tap_devices_are_used_only_if_named";
-    if !can_make_namespaces(TEST) {
+    if !can_open_lessor(TEST) {
         return;
     }
     let ours = NetNs::create().unwrap();
@@ -325,7 +331,7 @@ fn netns_an_enslaved_device_is_left_to_the_kernel() {
 /// has no IPv4 address, but could have routes.
 #[test]
 fn netns_an_unreadable_rp_filter_keeps_its_value() {
-    if !can_make_namespaces("netns_an_unreadable_rp_filter_keeps_its_value") {
+    if !can_open_lessor("netns_an_unreadable_rp_filter_keeps_its_value") {
         return;
     }
     for strict in [false, true] {
@@ -348,7 +354,7 @@ fn netns_an_unreadable_rp_filter_keeps_its_value() {
 
 #[test]
 fn netns_vlans_of_a_refused_socket_are_removed() {
-    if !can_make_namespaces("netns_vlans_of_a_refused_socket_are_removed") {
+    if !can_open_lessor("netns_vlans_of_a_refused_socket_are_removed") {
         return;
     }
     run(&create_device(), || {
