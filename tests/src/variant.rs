@@ -60,8 +60,8 @@ impl Variant {
         self.engine == Engine::Xdp
     }
 
-    /// True if GSO messages of clients arrive as GRO messages: virtual devices pass them on whole since
-    /// Linux 5.11.
+    /// True if GSO messages of clients arrive as GRO messages: virtual devices pass them on whole
+    /// since Linux 5.11.
     #[must_use]
     pub fn gets_gro_messages(&self) -> bool {
         self.gro && !self.is_xdp() && skip::is_kernel(WHOLE_GSO_SINCE)

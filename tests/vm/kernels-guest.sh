@@ -10,6 +10,8 @@ ip link set lo up
 for module in virtio_net tun veth; do
   busybox modprobe $module
 done
+# An emulated CPU may pause for long: what other CPUs queue for it is not to be dropped.
+echo 30000 >/proc/sys/net/core/netdev_max_backlog
 echo "Linux $(uname -r), $(nproc) CPUs"
 tab=$(printf '\t')
 while IFS=$tab read -r folder program; do

@@ -20,7 +20,8 @@ use self::lab_rows::{in_table, rows};
 fn netns_sarma_floods_are_measured() {
     let name = "netns_sarma_floods_are_measured";
     let cpus = thread::available_parallelism().map_or(1, usize::from);
-    if !skip::need_root(name) || !skip::need_unless_forced(name, cpus > 1, Forced::Cpus, "it takes two CPUs")
+    if !skip::need_live_sender(name)
+        || !skip::need_unless_forced(name, cpus > 1, Forced::Cpus, "it takes two CPUs")
     {
         return;
     }

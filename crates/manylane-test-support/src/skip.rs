@@ -50,8 +50,8 @@ pub fn need_unless_forced(name: &str, condition: bool, forced: Forced, why: &str
     condition
 }
 
-/// True if the kernel is Linux `since` or later, which the test `name` needs for `feature`. Reports the
-/// skip if not.
+/// True if the kernel is Linux `since` or later, which the test `name` needs for `feature`. Reports
+/// the skip if not.
 #[must_use]
 pub fn need_kernel(name: &str, since: (u32, u32), feature: &str) -> bool {
     let why = format!("{feature}: since Linux {}.{}", since.0, since.1);
@@ -64,8 +64,8 @@ pub fn is_kernel(since: (u32, u32)) -> bool {
     kernel_version() >= since
 }
 
-/// True if queues can be leased to another process: the rings of an XSK that is bound can be mapped.
-/// Reports the skip of the test `name` if not.
+/// True if queues can be leased to another process: the rings of an XSK that is bound can be
+/// mapped. Reports the skip of the test `name` if not.
 #[must_use]
 pub fn need_leases(name: &str) -> bool {
     need_kernel(name, (6, 4), "queues leased to programs")

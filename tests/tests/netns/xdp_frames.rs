@@ -495,7 +495,8 @@ fn netns_xdp_companion_delivers_fragments_and_loopback_once() {
 /// Behind the driver, the longer ones pass through it. None is lost, and the replies are complete.
 #[test]
 fn netns_xdp_multi_buffer_frames_are_received() {
-    if !skip::need_root("netns_xdp_multi_buffer_frames_are_received") {
+    let name = "netns_xdp_multi_buffer_frames_are_received";
+    if !skip::need_root(name) || !skip::need_kernel(name, (6, 6), "frames in several pieces") {
         return;
     }
     for (generic, by_xdp) in [(false, 40), (true, 21)] {

@@ -12,6 +12,7 @@ use aya::maps::{Array, HashMap, XskMap};
 use aya::programs::{Xdp, XdpMode};
 use aya::{Ebpf, EbpfLoader};
 use manylane_bpf::abi;
+use manylane_sys::errno::ENOBUFS;
 use manylane_sys::packet::PacketSocket;
 use manylane_sys::xsk::RawXsk;
 use manylane_test_support::wait_for;
@@ -89,7 +90,9 @@ fn send_through(a: &Host, b: &Host, behind: &mut AttachedProgram, frames: &[Vec<
     let mut arrived = Vec::new();
     for some in frames.chunks(RING_FRAMES as usize / 2) {
         for frame in some {
-            sender.send(frame).unwrap();
+            // A veth device refuses what it cannot deliver meanwhile.
+            let sent = || sender.send(frame).map_err(|err| err.raw_os_error());
+            wait_for("a sent frame", sent, |sent| *sent != Err(Some(ENOBUFS))).unwrap();
         }
         sender.send(&end).unwrap();
         arrived.extend(behind.recv_until(END));

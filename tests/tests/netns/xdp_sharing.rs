@@ -6,7 +6,7 @@ use std::os::fd::AsFd as _;
 use crate::netns_support::{client, echo, sink, wait_for_arrived, wait_until};
 use crate::xdp_support::{
     any_port, assert_all_by_xdp, assert_replies_by_xdp, frame, ipv4_layout, ping_until_sent_by_xdp, testbed,
-    xdp, xdp_count,
+    testbed_of_live_sender, xdp, xdp_count,
 };
 use manylane_measure::{Traffic, Until};
 use manylane_sys::packet::PacketSocket;
@@ -65,9 +65,8 @@ fn netns_xdp_sockets_of_a_process_receive_only_their_own() {
 fn netns_xdp_closing_a_socket_does_not_affect_others() {
     const DATAGRAMS: u64 = 8_000;
     const ROUNDS: u64 = 5;
-    let Some(testbed) = testbed("netns_xdp_closing_a_socket_does_not_affect_others", &ipv4_layout(2)) else {
-        return;
-    };
+    let name = "netns_xdp_closing_a_socket_does_not_affect_others";
+    let Some(testbed) = testbed_of_live_sender(name, &ipv4_layout(2)) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     // Rings for all of them, so that a busy machine loses nothing.
     let open = || xdp(b, any_port(b), |builder| _ = builder.xdp_ring(8192).xdp_sockets(2));

@@ -16,6 +16,11 @@ pub(crate) fn testbed(name: &str, layout: &Layout) -> Option<Testbed> {
     skip::need_root(name).then(|| Testbed::new(layout).unwrap())
 }
 
+/// The same for a test with a `LiveSender`.
+pub(crate) fn testbed_of_live_sender(name: &str, layout: &Layout) -> Option<Testbed> {
+    skip::need_live_sender(name).then(|| Testbed::new(layout).unwrap())
+}
+
 /// Two hosts whose devices have two queues, for the test `name`.
 pub(crate) fn two_queues(name: &str) -> Option<Testbed> {
     testbed(name, &Layout { queues: 2, ..Layout::default() })

@@ -329,7 +329,7 @@ impl BatchReceiver {
 fn get_or_init<T>(place: &mut Option<T>, make: impl FnOnce() -> std::io::Result<T>) -> Result<&mut T> {
     if place.is_none() {
         *place =
-            Some(make().context("io_uring is not available: check the sysctl kernel.io_uring_disabled")?);
+            Some(make().context("io_uring is not available (Linux 6.0, sysctl kernel.io_uring_disabled)")?);
     }
     place.as_mut().context("it was just made")
 }

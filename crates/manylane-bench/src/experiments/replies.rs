@@ -93,6 +93,6 @@ fn make_send_fn(sender: SendMethod, socket: &UdpSocket, peer: SockAddr, batch: u
     }
     let zero_copy = sender == SendMethod::UringZeroCopy;
     let ring = BareSender::new(socket.as_fd(), batch, zero_copy);
-    let mut ring = ring.context("io_uring is not available: check the sysctl kernel.io_uring_disabled")?;
+    let mut ring = ring.context("io_uring is not available (Linux 6.0, sysctl kernel.io_uring_disabled)")?;
     Ok(Box::new(move |payloads| Ok(ring.send(&peer, payloads.iter().map(Vec::as_slice))?)))
 }

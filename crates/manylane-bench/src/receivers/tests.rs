@@ -3,13 +3,25 @@
 use std::net::UdpSocket;
 use std::time::Duration;
 
-use manylane_test_support::wait_for;
+use manylane_test_support::{Forced, need_unless_forced, wait_for};
 
 use crate::receivers::{Kind, ReceiverOptions, RunningReceiver, Work};
 
 fn options(threads: usize) -> ReceiverOptions {
     let addr = ([127, 0, 0, 1], 0).into();
     ReceiverOptions { recv_buffer: 4 << 20, cpus: vec![0], ..ReceiverOptions::new(addr, threads, 10) }
+}
+
+/// Receivers that need neither a device nor the kernel module. Reports a skip of `test` if those of
+/// io_uring are not among them.
+fn kinds(test: &str) -> impl Iterator<Item = Kind> {
+    let has_uring = match manylane::probe().uring {
+        Ok(()) => true,
+        Err(err) => need_unless_forced(test, false, Forced::Kernel, &format!("no io_uring: {err}")),
+    };
+    let is_wanted =
+        move |kind: &Kind| !kind.needs_device() && !kind.needs_module() && (has_uring || !kind.needs_uring());
+    Kind::ALL.into_iter().filter(is_wanted)
 }
 
 /// Sends `count` datagrams from each of 8 sources and waits until they have arrived.
@@ -26,7 +38,7 @@ fn exercise(running: &dyn RunningReceiver, count: u64) {
 
 #[test]
 fn every_receiver_counts_exactly_and_stops() {
-    for kind in Kind::ALL.into_iter().filter(|kind| !kind.needs_device() && !kind.needs_module()) {
+    for kind in kinds("every_receiver_counts_exactly_and_stops") {
         for threads in [1, 4] {
             let running = kind.start(&options(threads)).unwrap();
             exercise(running.as_ref(), 100);
@@ -63,7 +75,7 @@ fn send_requests(to: std::net::SocketAddr) {
 
 #[test]
 fn loopback_every_receiver_answers_every_request() {
-    for kind in Kind::ALL.into_iter().filter(|kind| !kind.needs_device() && !kind.needs_module()) {
+    for kind in kinds("loopback_every_receiver_answers_every_request") {
         for (threads, ip) in [(1, [127, 0, 0, 1]), (3, [127, 0, 0, 1]), (2, [0, 0, 0, 0])] {
             let options = ReceiverOptions { addr: (ip, 0).into(), work: Work::Echo, ..options(threads) };
             let running = kind.start(&options).unwrap();
@@ -76,7 +88,7 @@ fn loopback_every_receiver_answers_every_request() {
 
 #[test]
 fn an_idle_receiver_stops_too() {
-    for kind in Kind::ALL.into_iter().filter(|kind| !kind.needs_device() && !kind.needs_module()) {
+    for kind in kinds("an_idle_receiver_stops_too") {
         let running = kind.start(&options(3)).unwrap();
         assert_eq!(running.stop().unwrap().delivered, 0, "{kind}");
     }
@@ -84,7 +96,7 @@ fn an_idle_receiver_stops_too() {
 
 #[test]
 fn a_dropped_receiver_frees_its_port() {
-    for kind in Kind::ALL.into_iter().filter(|kind| !kind.needs_device() && !kind.needs_module()) {
+    for kind in kinds("a_dropped_receiver_frees_its_port") {
         let running = kind.start(&options(2)).unwrap();
         let addr = running.addr();
         drop(running);

@@ -42,7 +42,7 @@ fn recv_loop(
     (work, app_work): (Work, SyntheticWork),
 ) -> Result<()> {
     let mut ring = BareMultishot::new(socket.as_fd(), options)
-        .context("io_uring is not available: check the sysctl kernel.io_uring_disabled")?;
+        .context("io_uring is not available (Linux 6.0, sysctl kernel.io_uring_disabled)")?;
     let send = SendOptions { batch: options.batch, gso: false };
     let mut replies = (work == Work::Echo).then(|| SendRing::new(send)).transpose()?;
     let mut delivered = 0;

@@ -154,7 +154,7 @@ fn loopback_bench_rtt_has_a_row_for_each_contender_and_load() {
 
 #[test]
 fn netns_bench_flap_writes_one_document() {
-    if !skip::need_root("netns_bench_flap_writes_one_document") {
+    if !skip::need_live_sender("netns_bench_flap_writes_one_document") {
         return;
     }
     let out = folder("bench-flap");

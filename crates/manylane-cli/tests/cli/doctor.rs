@@ -187,7 +187,8 @@ fn wait_until_blocked(thread: i32, on: BlockedOn) {
 
 #[test]
 fn netns_doctor_sees_the_queues_of_a_device() {
-    if !skip::need_root("netns_doctor_sees_the_queues_of_a_device") {
+    let name = "netns_doctor_sees_the_queues_of_a_device";
+    if !skip::need_root(name) || !skip::need_kernel(name, (5, 13), "veth devices that tell their queues") {
         return;
     }
     let testbed = one_host(4);
@@ -372,10 +373,14 @@ fn netns_tune_keeps_settings_that_others_changed() {
     assert_eq!(rps(), serde_json::json!([]));
 }
 
+fn can_change_queues(test: &str) -> bool {
+    skip::need_kernel(test, (5, 15), "veth devices that use fewer queues than they have")
+}
+
 #[test]
 fn netns_tune_keeps_remote_sessions() {
     const TEST: &str = "netns_tune_keeps_remote_sessions";
-    if !skip::need_root(TEST) || !has_two_cpus(TEST) {
+    if !skip::need_root(TEST) || !can_change_queues(TEST) || !has_two_cpus(TEST) {
         return;
     }
     let testbed = one_host(4);
@@ -406,7 +411,7 @@ fn netns_tune_keeps_remote_sessions() {
 #[test]
 fn netns_tune_names_the_session_at_risk() {
     const TEST: &str = "netns_tune_names_the_session_at_risk";
-    if !skip::need_root(TEST) || !has_two_cpus(TEST) {
+    if !skip::need_root(TEST) || !can_change_queues(TEST) || !has_two_cpus(TEST) {
         return;
     }
     let testbed = one_host(4);

@@ -330,7 +330,10 @@ fn netns_xdp_limits_of_programs_that_are_run() {
     const SERVER: &str = "import socket, sys\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n\
         s.bind((sys.argv[1], 4712))\nprint('up', flush=True)\nwhile True:\n d, a = s.recvfrom(2048)\n s.sendto(d, a)\n";
     let has_python = Command::new("python3").arg("--version").output().is_ok();
-    if !skip::need_root(TEST) || !skip::need(TEST, has_python, "there is no python3") {
+    if !skip::need_root(TEST)
+        || !skip::need_leases(TEST)
+        || !skip::need(TEST, has_python, "there is no python3")
+    {
         return;
     }
     let testbed = Testbed::new(&Layout { ipv6: false, ..Layout::default() }).unwrap();
@@ -387,7 +390,7 @@ fn netns_xdp_limits_of_programs_that_are_run() {
 #[test]
 fn netns_xdp_unlisted_devices_are_not_attached() {
     const TEST: &str = "netns_xdp_unlisted_devices_are_not_attached";
-    if !skip::need_root(TEST) {
+    if !skip::need_root(TEST) || !skip::need_kernel(TEST, (5, 14), "SO_NETNS_COOKIE") {
         return;
     }
     let testbed = Testbed::new(&Layout { ipv6: false, ..Layout::default() }).unwrap();

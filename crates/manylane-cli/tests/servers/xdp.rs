@@ -49,7 +49,7 @@ impl XdpSetup {
 
     /// The same, with several devices at each host.
     pub(crate) fn with_links(test: &str, queues: u32, links: usize) -> Option<Self> {
-        if !skip::need_root(test) {
+        if !skip::need_root(test) || !skip::need_leases(test) {
             return None;
         }
         let links = vec![(0, 1); links];
@@ -350,7 +350,7 @@ fn calls_with(
     frames: &[(u16, u64)],
     vars: &[(&str, &str)],
 ) -> Option<Report> {
-    if !skip::need_root(test) {
+    if !skip::need_root(test) || !skip::need_leases(test) {
         return None;
     }
     // With one queue, datagrams arrive in the order in which they were sent.

@@ -10,6 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use manylane_test_support::seccomp::{self, Syscall};
+use manylane_test_support::{Forced, need_unless_forced};
 
 use super::{BareMultishot, BareOneshot, BareOptions, BareSender, UringOptions, UringRecv};
 use crate::epoll::Epoll;
@@ -30,9 +31,14 @@ fn pair() -> (UdpSocket, UdpSocket) {
     (server, client)
 }
 
-/// A ring; the tests need io_uring.
+/// True if io_uring is available. Reports the skip of `test` if not.
+fn need_uring(test: &str) -> bool {
+    let Err(err) = UringRecv::new(OPTIONS) else { return true };
+    need_unless_forced(test, false, Forced::Kernel, &format!("no io_uring: {err}"))
+}
+
 fn ring(options: UringOptions) -> UringRecv {
-    UringRecv::new(options).expect("io_uring is not available: check the sysctl kernel.io_uring_disabled")
+    UringRecv::new(options).unwrap()
 }
 
 /// Sends datagrams with the numbers of `range` as payload.
@@ -64,6 +70,9 @@ fn drain(recv: &mut UringRecv, socket: BorrowedFd<'_>) -> Vec<u32> {
 
 #[test]
 fn batches_are_received_whole_and_in_order() {
+    if !need_uring("batches_are_received_whole_and_in_order") {
+        return;
+    }
     for sqarray in [false, true] {
         let (server, client) = pair();
         let mut recv = ring(UringOptions { sqarray, ..OPTIONS });
@@ -85,6 +94,9 @@ fn batches_are_received_whole_and_in_order() {
 
 #[test]
 fn a_wait_ends_with_a_datagram_or_its_timeout() {
+    if !need_uring("a_wait_ends_with_a_datagram_or_its_timeout") {
+        return;
+    }
     let (server, client) = pair();
     let mut recv = ring(OPTIONS);
     assert_eq!(recv.recv(server.as_fd(), Some(Duration::from_millis(5))).unwrap(), 0);
@@ -96,6 +108,9 @@ fn a_wait_ends_with_a_datagram_or_its_timeout() {
 
 #[test]
 fn an_empty_datagram_ends_the_receive_and_is_one() {
+    if !need_uring("an_empty_datagram_ends_the_receive_and_is_one") {
+        return;
+    }
     let (server, client) = pair();
     let mut recv = ring(OPTIONS);
     for _ in 0..50 {
@@ -114,6 +129,9 @@ fn an_empty_datagram_ends_the_receive_and_is_one() {
 
 #[test]
 fn oversized_datagrams_are_truncated_and_flagged() {
+    if !need_uring("oversized_datagrams_are_truncated_and_flagged") {
+        return;
+    }
     let (server, client) = pair();
     let mut recv = ring(UringOptions { buffer: 10, ..OPTIONS });
     client.send(b"0123456789").unwrap();
@@ -126,6 +144,9 @@ fn oversized_datagrams_are_truncated_and_flagged() {
 
 #[test]
 fn a_gro_message_is_received_with_its_segment_size() {
+    if !need_uring("a_gro_message_is_received_with_its_segment_size") {
+        return;
+    }
     let (server, client) = pair();
     sock::set_flag(server.as_fd(), Flag::Gro, true).unwrap();
     send_burst::set_segment_size(client.as_fd(), 1000).unwrap();
@@ -141,6 +162,9 @@ fn a_gro_message_is_received_with_its_segment_size() {
 
 #[test]
 fn control_messages_carry_the_destination_address() {
+    if !need_uring("control_messages_carry_the_destination_address") {
+        return;
+    }
     for ip in ["127.0.0.9", "::1"] {
         let wildcard = if ip.contains(':') { "[::]:0" } else { "0.0.0.0:0" };
         let Ok(server) = UdpSocket::bind(wildcard) else { continue };
@@ -160,6 +184,9 @@ fn control_messages_carry_the_destination_address() {
 
 #[test]
 fn buffer_shortages_are_counted_without_loss() {
+    if !need_uring("buffer_shortages_are_counted_without_loss") {
+        return;
+    }
     for (buffers, batch) in [(1, 1), (1, 16), (3, 16), (16, 16)] {
         let (server, client) = pair();
         let mut recv = ring(UringOptions { buffers, batch, ..OPTIONS });
@@ -174,6 +201,9 @@ fn buffer_shortages_are_counted_without_loss() {
 
 #[test]
 fn alternating_threads_lose_nothing() {
+    if !need_uring("alternating_threads_lose_nothing") {
+        return;
+    }
     let (server, client) = pair();
     let mut recv = ring(UringOptions { batch: 4, ..OPTIONS });
     let mut got = Vec::new();
@@ -201,6 +231,9 @@ fn alternating_threads_lose_nothing() {
 
 #[test]
 fn several_threads_with_a_ring_each_share_a_socket() {
+    if !need_uring("several_threads_with_a_ring_each_share_a_socket") {
+        return;
+    }
     let (server, client) = pair();
     const MESSAGES: usize = 2000;
     let taken = AtomicUsize::new(0);
@@ -225,6 +258,9 @@ fn several_threads_with_a_ring_each_share_a_socket() {
 
 #[test]
 fn a_plain_receive_beside_multishot_shares_the_queue() {
+    if !need_uring("a_plain_receive_beside_multishot_shares_the_queue") {
+        return;
+    }
     let (server, client) = pair();
     let mut recv = ring(OPTIONS);
     assert_eq!(recv.recv(server.as_fd(), None).unwrap(), 0);
@@ -250,6 +286,9 @@ fn a_plain_receive_beside_multishot_shares_the_queue() {
 
 #[test]
 fn ring_and_socket_readiness_combine() {
+    if !need_uring("ring_and_socket_readiness_combine") {
+        return;
+    }
     let (server, client) = pair();
     let mut recv = ring(UringOptions { batch: 4, ..OPTIONS });
     assert_eq!(recv.recv(server.as_fd(), None).unwrap(), 0);
@@ -274,6 +313,9 @@ fn ring_and_socket_readiness_combine() {
 
 #[test]
 fn a_shutdown_wakes_and_keeps_queued_messages() {
+    if !need_uring("a_shutdown_wakes_and_keeps_queued_messages") {
+        return;
+    }
     /// Far longer than any test waits for the sleeper.
     const SLEEP_TIMEOUT: Duration = Duration::from_secs(3600);
     let (server, client) = pair();
@@ -300,6 +342,9 @@ fn a_shutdown_wakes_and_keeps_queued_messages() {
 
 #[test]
 fn stop_delivers_completed_messages_and_leaves_the_rest_queued() {
+    if !need_uring("stop_delivers_completed_messages_and_leaves_the_rest_queued") {
+        return;
+    }
     let (server, client) = pair();
     let mut recv = ring(UringOptions { batch: 4, ..OPTIONS });
     send(&client, 0..200);
@@ -316,6 +361,9 @@ fn stop_delivers_completed_messages_and_leaves_the_rest_queued() {
 
 #[test]
 fn the_port_is_free_as_soon_as_ring_and_socket_are_closed() {
+    if !need_uring("the_port_is_free_as_soon_as_ring_and_socket_are_closed") {
+        return;
+    }
     let mut taken = 0;
     for receives in [false, true] {
         for _ in 0..20 {
@@ -338,6 +386,9 @@ fn the_port_is_free_as_soon_as_ring_and_socket_are_closed() {
 
 #[test]
 fn forbidden_calls_are_reported_without_loss() {
+    if !need_uring("forbidden_calls_are_reported_without_loss") {
+        return;
+    }
     let (server, client) = pair();
     let mut recv = ring(UringOptions { batch: 4, ..OPTIONS });
     send(&client, 0..100);
@@ -376,6 +427,9 @@ fn invalid_sizes_are_refused() {
 
 #[test]
 fn a_socket_error_ends_the_receive_without_loss() {
+    if !need_uring("a_socket_error_ends_the_receive_without_loss") {
+        return;
+    }
     let (server, client) = pair();
     let mut recv = ring(OPTIONS);
     assert_eq!(recv.recv(server.as_fd(), None).unwrap(), 0);
@@ -414,6 +468,9 @@ fn a_socket_error_ends_the_receive_without_loss() {
 
 #[test]
 fn bare_receives_match_the_engine() {
+    if !need_uring("bare_receives_match_the_engine") {
+        return;
+    }
     let (server, client) = pair();
     let options = BareOptions { batch: 16, buffer: 64, control: false };
     let mut multishot = BareMultishot::new(server.as_fd(), options).unwrap();
@@ -441,6 +498,9 @@ fn bare_receives_match_the_engine() {
 
 #[test]
 fn bare_sends_arrive() {
+    if !need_uring("bare_sends_arrive") {
+        return;
+    }
     let (server, client) = pair();
     let peer = crate::addr::SockAddr::from(server.local_addr().unwrap());
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();

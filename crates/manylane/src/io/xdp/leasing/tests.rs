@@ -22,8 +22,8 @@ use crate::io::xdp::route::tests::{can_make_namespaces, run, set_sysctl, try_ip}
 use crate::io::xdp::route::xdp_program_id;
 use crate::vlan::Vlan;
 
-/// True if a lessor can be opened: the kernel has cookies of network namespaces. Reports the skip of
-/// test `name` if not.
+/// True if a lessor can be opened: the kernel has cookies of network namespaces. Reports the skip
+/// of test `name` if not.
 fn can_open_lessor(name: &str) -> bool {
     can_make_namespaces(name) && need_kernel(name, (5, 14), "SO_NETNS_COOKIE")
 }
