@@ -42,6 +42,8 @@ pub const OR_X: u16 = 0x4c;
 pub const LSH_K: u16 = 0x64;
 /// A >>= k.
 pub const RSH_K: u16 = 0x74;
+/// A >>= X.
+pub const RSH_X: u16 = 0x7c;
 /// A %= k.
 pub const MOD_K: u16 = 0x94;
 /// A ^= X.
@@ -54,6 +56,8 @@ pub const JEQ_K: u16 = 0x15;
 pub const JGE_K: u16 = 0x35;
 /// Returns k.
 pub const RET_K: u16 = 0x06;
+/// Returns A.
+pub const RET_A: u16 = 0x16;
 /// X = A.
 pub const TAX: u16 = 0x07;
 

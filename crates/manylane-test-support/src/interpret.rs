@@ -2,9 +2,9 @@
 //! not from the assembler that it tests.
 
 use libc::{
-    BPF_ABS, BPF_ALU, BPF_AND, BPF_B, BPF_IMM, BPF_IND, BPF_JA, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_K, BPF_LD,
-    BPF_LDX, BPF_MEM, BPF_MISC, BPF_MOD, BPF_MSH, BPF_MUL, BPF_RET, BPF_RSH, BPF_ST, BPF_TAX, BPF_W, BPF_X,
-    BPF_XOR, SKF_AD_OFF, SKF_NET_OFF, sock_filter,
+    BPF_A, BPF_ABS, BPF_ALU, BPF_AND, BPF_B, BPF_IMM, BPF_IND, BPF_JA, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_K,
+    BPF_LD, BPF_LDX, BPF_LSH, BPF_MEM, BPF_MISC, BPF_MOD, BPF_MSH, BPF_MUL, BPF_RET, BPF_RSH, BPF_ST,
+    BPF_TAX, BPF_W, BPF_X, BPF_XOR, SKF_AD_OFF, SKF_NET_OFF, sock_filter,
 };
 
 const LD_W_ABS: u32 = BPF_LD | BPF_W | BPF_ABS;
@@ -18,12 +18,15 @@ const TAX: u32 = BPF_MISC | BPF_TAX;
 const MUL_K: u32 = BPF_ALU | BPF_MUL | BPF_K;
 const MOD_K: u32 = BPF_ALU | BPF_MOD | BPF_K;
 const AND_K: u32 = BPF_ALU | BPF_AND | BPF_K;
+const LSH_K: u32 = BPF_ALU | BPF_LSH | BPF_K;
 const RSH_K: u32 = BPF_ALU | BPF_RSH | BPF_K;
+const RSH_X: u32 = BPF_ALU | BPF_RSH | BPF_X;
 const XOR_X: u32 = BPF_ALU | BPF_XOR | BPF_X;
 const JA: u32 = BPF_JMP | BPF_JA;
 const JEQ_K: u32 = BPF_JMP | BPF_JEQ | BPF_K;
 const JGE_K: u32 = BPF_JMP | BPF_JGE | BPF_K;
 const RET_K: u32 = BPF_RET | BPF_K;
+const RET_A: u32 = BPF_RET | BPF_A;
 
 /// Runs a program on an IP packet; ancillary loads return `ancillary`.
 ///
@@ -55,12 +58,15 @@ pub fn interpret(code: &[sock_filter], packet: &[u8], ancillary: u32) -> u32 {
             MUL_K => a = a.wrapping_mul(k),
             MOD_K => a %= k,
             AND_K => a &= k,
+            LSH_K => a <<= k,
             RSH_K => a >>= k,
+            RSH_X => a >>= x,
             XOR_X => a ^= x,
             JA => at += k as usize,
             JEQ_K => at += usize::from(if a == k { jt } else { jf }),
             JGE_K => at += usize::from(if a >= k { jt } else { jf }),
             RET_K => return k,
+            RET_A => return a,
             other => panic!("operation {other:#x}"),
         }
     }

@@ -8,6 +8,9 @@ use std::thread;
 
 use manylane::SteeringBackend::{ClassicBpf, Ebpf, Kernel};
 use manylane::{Builder, Engine, ErrorKind, Handle, Lane, LaneId, Steering, SteeringBackend};
+use manylane_sys::errno::ENOMEM;
+use manylane_test_support::seccomp::{self, Syscall};
+use manylane_test_support::wait_for;
 use manylane_tests::{
     Client, LaneDriver, Serving, Variant, backends, on_every_engine, pattern, send_and_wait,
 };
@@ -306,4 +309,30 @@ on_every_engine! {
             drop(handle);
         }
     }
+}
+
+/// If the kernel refuses a program later on, it selects by its own hash, among all sockets of the
+/// group: also those that wait for their next lane, which nobody reads.
+#[test]
+fn loopback_parked_sockets_get_nothing_without_steering() {
+    const SO_ATTACH_REUSEPORT_CBPF: u32 = 51;
+    let mut builder = Builder::new("127.0.0.1:0").unwrap();
+    builder.lanes(4).steering_backend(ClassicBpf);
+    let mut driver = LaneDriver::new(builder.open().unwrap());
+    drop(driver.lanes.pop());
+    let mut leaving = driver.lanes.pop().unwrap();
+    let retire = move || {
+        seccomp::forbid_with_errno(Syscall::SetSocketOption(SO_ATTACH_REUSEPORT_CBPF), ENOMEM).unwrap();
+        leaving.retire().unwrap();
+    };
+    // The filter ends with its thread.
+    thread::spawn(retire).join().unwrap();
+    let clients: Vec<_> = (0..200).map(|_| Client::to(driver.addr())).collect();
+    send_and_wait(|| clients.iter().for_each(|client| client.send(b"to a lane")));
+    let mut received = 0;
+    let receive = || {
+        received += driver.drain();
+        received
+    };
+    wait_for("all datagrams", receive, |received| *received == 200);
 }

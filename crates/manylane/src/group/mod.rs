@@ -75,6 +75,14 @@ struct Control {
 }
 
 impl Control {
+    /// Closes the parked sockets if steering has fallen back to the kernel's choice, which includes
+    /// them: nobody would read what they get.
+    fn close_parked_if_selected(&mut self) {
+        if !self.steer.needs_parking() {
+            self.parked.clear();
+        }
+    }
+
     /// A slot for a lane with a new socket.
     fn free_slot(&self) -> Result<Slot> {
         let taken = |slot: &Slot| {
@@ -232,6 +240,7 @@ impl Shared {
         control.next_id += 1;
         control.lanes.push(Arc::clone(&lane_shared));
         let admitted = control.steer.admit(slot, lane_shared.fd.as_fd(), lane_shared.cpu);
+        control.close_parked_if_selected();
         Ok((LaneParts { lane_shared, io }, admitted))
     }
 

@@ -43,6 +43,7 @@ impl Shared {
                 return Err(Error::new(ErrorKind::LastLane, message));
             };
             control.steer.retire(lane.slot, other.fd.as_fd())?;
+            control.close_parked_if_selected();
             self.engine.retire(lane.id);
             lane.state.store(RETIRING, Ordering::Relaxed);
         }
