@@ -35,7 +35,7 @@ select_tests() { # TIER
   loopback) filter="loopback_ --skip $trace" programs+=(-v) ;;
   netns) filter="netns_ --skip $trace" programs+=(-v) ;;
   virtio) filter="netns_xdp:: netns_by_xdp:: netns_uring:: --skip $trace" programs=('/tests	.*/loopback-') ;;
-  programs) filter="loopback_ netns_" ;;
+  programs) filter="loopback_ netns_ --skip $trace" ;;
   trace) filter=$trace programs=(.) ;;
   *) die "TIER=$1: expected unit, loopback, netns, virtio, programs or trace" ;;
   esac

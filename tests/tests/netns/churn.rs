@@ -77,7 +77,7 @@ fn check_no_loss(steering: Steering, by: SteeringBackend) {
         (total.delivered, total.arrived(), all),
         (arrived, arrived, true),
         "{steering} {by}: {total:?} {}",
-        b.run(|| std::fs::read_to_string("/proc/thread-self/net/snmp")).unwrap()
+        b.run(|| fs::read_to_string("/proc/thread-self/net/snmp")).unwrap()
     );
     assert_eq!((total.kernel_dropped, total.discarded, total.recv_errors), (0, 0, 0), "{by}");
     if by == SteeringBackend::Ebpf {

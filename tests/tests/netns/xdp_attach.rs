@@ -15,7 +15,7 @@ use aya::programs::loaded_links;
 use manylane::Builder;
 use manylane_sys::sock;
 use manylane_test_support::{bpf_link, wait_for};
-use manylane_testbed::Host;
+use manylane_testbed::{Host, skip};
 use manylane_tests::{LaneDriver, retry_eintr};
 
 /// Number of datagrams before the next step.
@@ -205,6 +205,10 @@ fn check_open_close(a: &Host, b: &Host, generic: bool, by_force: bool) -> bool {
 #[test]
 fn netns_xdp_attach_and_detach_lose_nothing() {
     let name = "netns_xdp_attach_and_detach_lose_nothing";
+    // Seen on Linux 5.10: one in 4,000, of a socket that has nothing to do with the program.
+    if !skip::need_kernel(name, (5, 13), "veth devices that lose nothing as a program comes and goes") {
+        return;
+    }
     let Some(testbed) = testbed(name, &ipv4_layout(2)) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     for generic in [false, true] {

@@ -254,7 +254,8 @@ static void timeouts(void)
 	CHECK(back.tv_usec >= 70000 && back.tv_usec < 80000);
 	start = now_ms();
 	CHECK(recv(server, data, sizeof(data), 0) == -1 && errno == EAGAIN);
-	CHECK(now_ms() - start >= 69);
+	/* Linux 5.10 ends it up to a tick of 4 ms early. */
+	CHECK(now_ms() - start >= 65);
 	time.tv_usec = 0;
 	CHECK(setsockopt(server, SOL_SOCKET, SO_RCVTIMEO, &time,
 			 sizeof(time)) == 0);

@@ -114,10 +114,14 @@ static void test_poll(int timeout)
 /* More than the limit of descriptors, and the rest is not readable. */
 static void test_limit(void)
 {
+	struct rlimit limit;
 	char *at = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE,
 			MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	struct pollfd *volatile fds = (struct pollfd *)(at + page) - 1;
 
+	getrlimit(RLIMIT_NOFILE, &limit);
+	limit.rlim_cur = 1024;
+	setrlimit(RLIMIT_NOFILE, &limit);
 	mprotect(at + page, page, PROT_NONE);
 	*fds = (struct pollfd){ .fd = server, .events = POLLIN };
 	too_many = 100000;
