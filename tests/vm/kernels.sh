@@ -66,7 +66,7 @@ join_devices() { # CPUS
 
 # Runs a tier, and adds a line to "$results".
 run_tier() { # KERNEL CPUS TIER
-  local name=$3-$2 line failed=0 ended='' log skips filter threads=$((2 * $2)) devices=() start=$SECONDS
+  local name=$3-$2 line failed=0 ended='' log skips filter threads=$((2 + $2)) devices=() start=$SECONDS
   select_tests "$3"
   if [ "$3" = virtio ]; then
     join_devices "$2"

@@ -13,6 +13,7 @@ use manylane_test_support::seccomp::{self, Syscall};
 use manylane_test_support::{Forced, need_unless_forced};
 
 use super::{BareMultishot, BareOneshot, BareOptions, BareSender, UringOptions, UringRecv};
+use crate::cpu;
 use crate::epoll::Epoll;
 use crate::mmsg::{RecvOptions, RecvRing, Wait};
 use crate::send_burst::{self, SendBurst};
@@ -41,9 +42,21 @@ fn ring(options: UringOptions) -> UringRecv {
     UringRecv::new(options).unwrap()
 }
 
-/// Sends datagrams with the numbers of `range` as payload.
+/// Sends datagrams with the numbers of `range` as payload, and returns when they have arrived.
+///
+/// The kernel may do the receive side of loopback a moment later, but in order on each CPU: they
+/// have arrived when a later datagram from the same CPU has.
 fn send(client: &UdpSocket, range: std::ops::Range<u32>) {
-    range.for_each(|number| _ = client.send(&number.to_ne_bytes()).unwrap());
+    let send = || {
+        cpu::pin(cpu::affinity().unwrap()[0]).unwrap();
+        range.for_each(|number| _ = client.send(&number.to_ne_bytes()).unwrap());
+        let fence = UdpSocket::bind("127.0.0.1:0").unwrap();
+        fence.set_read_timeout(Some(TIMEOUT)).unwrap();
+        fence.send_to(b"fence", fence.local_addr().unwrap()).unwrap();
+        assert_eq!(fence.recv(&mut [0; 8]).unwrap(), 5);
+    };
+    // On a thread of its own, which alone is pinned.
+    thread::scope(|scope| scope.spawn(send).join().unwrap());
 }
 
 fn number(payload: &[u8]) -> u32 {
