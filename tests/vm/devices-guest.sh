@@ -88,7 +88,7 @@ from_far() { # ADDRESS COUNT EXPECTED [OPTION...]
 
 serve() { # ADDRESS OPTION...: manylane echo, listening
   rm -f /tmp/*.json /tmp/*.err
-  manylane echo "$@" --interval 0 --json >/tmp/echo.json 2>/tmp/echo.err </dev/null 3>&- &
+  manylane echo "$@" --interval 0 --json --metrics 9100 >/tmp/echo.json 2>/tmp/echo.err </dev/null 3>&- &
   server=$!
   soon grep -qE "^(listening|manylane:|error:)" /tmp/echo.err
   grep -q ^listening /tmp/echo.err || {
@@ -97,12 +97,16 @@ serve() { # ADDRESS OPTION...: manylane echo, listening
   }
 }
 stop() {
+  busybox wget -q -O /tmp/metrics http://127.0.0.1:9100/metrics || rm -f /tmp/metrics
   kill "$server"
   wait "$server"
   server=
 
 }
+# What the XDP program did with the frames.
+frames() { sed -n 's/^manylane_device_frames_total.*outcome="\([a-z_]*\)".* \([1-9][0-9]*\)$/\1=\2/p' /tmp/metrics; }
 all_counts() {
+  echo "frames:" "$(frames | xargs)"
   echo "counted:" "$(cat /tmp/*.json | sed -n '/"rows"/,$s/.*"\([a-z_]*\)": \([1-9][0-9]*\).*/\1=\2/p' | xargs)"
 }
 # The last count of that name is the total.
@@ -112,6 +116,12 @@ counted() { # NAME=VALUE...
     [ "$(total "${pair%=*}")" = "${pair#*=}" ] || all_counts
     is "${pair%=*}" "$(total "${pair%=*}")" "${pair#*=}"
   done
+}
+# Behind the driver: one finished checksum in 65,535 looks partial, and goes to the kernel.
+by_bypass() { # COUNT
+  partial=$(frames | sed -n 's/^partial_checksum=//p')
+  [ "$(($(total delivered_by_bypass) + ${partial:-0}))" = "$1" ] || all_counts
+  is "delivered_by_bypass, and partial checksums" "$(($(total delivered_by_bypass) + ${partial:-0}))" "$1"
 }
 no_losses() { counted lost=0 kernel_dropped=0 bad_checksum=0 malformed=0 xsk_dropped=0; }
 
@@ -166,7 +176,8 @@ bond() { # MODE: a bond of two veth devices, with a bond of the same kind at the
   serve 10.1.0.1:7 --engine xdp --xdp-generic --interface bond0
   is answered "$(from_beside 10.1.0.1:7 200)" "200 200 0 0"
   stop
-  counted delivered_by_bypass=200 delivered=200
+  counted delivered=200
+  by_bypass 200
   no_losses
 }
 
@@ -393,7 +404,8 @@ without_xdp() {
     is "answered of $size bytes" "$(from_far 10.77.3.2:7 500 echo --size $size)" "500 500 0 0"
   done
   stop
-  counted delivered=2500 sent=2500 delivered_by_bypass=2500
+  counted delivered=2500 sent=2500
+  by_bypass 2500
   no_losses
 }
 

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use manylane_test_support::seccomp::{self, Syscall};
-use manylane_test_support::{Forced, need_unless_forced};
+use manylane_test_support::{Forced, is_kernel, need_unless_forced};
 
 use super::{BareMultishot, BareOneshot, BareOptions, BareSender, UringOptions, UringRecv};
 use crate::cpu;
@@ -96,7 +96,11 @@ fn batches_are_received_whole_and_in_order() {
             send(&client, range.clone());
             assert_eq!(drain(&mut recv, server.as_fd()), range.collect::<Vec<_>>());
         }
-        assert_eq!((recv.buffer_shortages(), recv.ring_replacements()), (0, 0));
+        assert_eq!(recv.ring_replacements(), 0);
+        // Linux 6.1 fills more buffers in one call.
+        if is_kernel((6, 12)) {
+            assert_eq!(recv.buffer_shortages(), 0);
+        }
         send(&client, 7..8);
         assert_eq!(recv.recv(server.as_fd(), Some(TIMEOUT)).unwrap(), 1);
         let message = recv.message(0);
