@@ -30,6 +30,8 @@ const EXTRA_HOSTS: std::ops::RangeInclusive<u8> = 2..=9;
 pub(crate) struct TestEnv {
     server: Host,
     client: Host,
+    /// True if their devices are no veth pair of the test.
+    is_existing: bool,
     /// Number of datagrams that lanes received past the kernel's stack.
     by_xdp: AtomicU64,
 }
@@ -47,7 +49,8 @@ impl TestEnv {
         }
         add_addresses(&client, &server);
         client.set_checksums(0, !wire).unwrap();
-        let place = Arc::new(TestEnv { server: server.clone(), client, by_xdp: AtomicU64::new(0) });
+        let place =
+            Arc::new(TestEnv { server: server.clone(), client, is_existing, by_xdp: AtomicU64::new(0) });
         server.run(|| {
             let space = namespace();
             let _leave = TestEnvGuard(space);
@@ -159,6 +162,12 @@ pub fn record_counters(total: &LaneCounters) {
     if let Some(place) = TestEnv::current() {
         place.by_xdp.fetch_add(total.delivered_by_bypass, Ordering::Relaxed);
     }
+}
+
+/// The hosts of clients and of the server, if their devices are no veth pair of the test.
+pub(crate) fn hosts_of_existing_devices() -> Option<(Host, Host)> {
+    let place = TestEnv::current().filter(|place| place.is_existing)?;
+    Some((place.client.clone(), place.server.clone()))
 }
 
 /// True if the test runs in a testbed.

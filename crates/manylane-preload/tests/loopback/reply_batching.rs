@@ -92,7 +92,9 @@ fn loopback_batched_replies_are_sent_before_fallback() {
 #[test]
 #[cfg_attr(not(debug_assertions), ignore = "needs MANYLANE_TEST_PREFETCH, which release builds ignore")]
 fn netns_a_failed_batched_reply_is_reported_by_the_next_send() {
-    if !skip::need_root("netns_a_failed_batched_reply_is_reported_by_the_next_send") {
+    let name = "netns_a_failed_batched_reply_is_reported_by_the_next_send";
+    // Its program unshares its network namespace.
+    if !skip::need_root(name) || !skip::need_kernel(name, (5, 14), "lanes after unshare(2)") {
         return;
     }
     let program = build("reply_batching");
