@@ -8,6 +8,7 @@ use std::thread;
 
 use manylane_sys::send_burst::set_segment_size;
 use manylane_sys::{cpu, errno, sock};
+use manylane_test_support::fence_loopback;
 use manylane_testbed::Host;
 
 use crate::{TEST_TIMEOUT, test_env};
@@ -139,15 +140,10 @@ pub fn send_and_wait<T: Send>(send: impl FnOnce() -> T + Send) -> T {
             cpu::pin(cpus[0]).unwrap();
             let done = send();
             drain_devices();
-            let fence = UdpSocket::bind("127.0.0.1:0").unwrap();
-            fence.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
             let (rounds, cpus) = if testbed { (ROUNDS, &cpus[..]) } else { (1, &cpus[..1]) };
             for cpu in cpus {
                 cpu::pin(*cpu).unwrap();
-                for _ in 0..rounds {
-                    fence.send_to(b"fence", fence.local_addr().unwrap()).unwrap();
-                    assert_eq!(retry_eintr(|| fence.recv(&mut [0; 8])).unwrap(), 5);
-                }
+                (0..rounds).for_each(|_| fence_loopback());
             }
             done
         });

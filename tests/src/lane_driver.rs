@@ -102,7 +102,7 @@ impl LaneDriver {
             let mut wait = || self.epoll.wait(TEST_TIMEOUT).unwrap().collect::<Vec<u64>>();
             let ready = Some(wait()).filter(|ready| !ready.is_empty()).unwrap_or_else(wait);
             assert!(!ready.is_empty(), "{seen} of {count} datagrams came: {:?}", self.handle.counters());
-            // A parked socket that has datagrams: nobody reads it.
+            // A parked socket stays readable, because no lane reads it.
             let is_of_a_lane = |token: &u64| self.lanes.iter().any(|lane| self::token(lane) == *token);
             assert!(ready.iter().any(is_of_a_lane), "ready: {ready:?}, {seen} of {count} datagrams came");
             for lane in self.lanes.iter_mut().filter(|lane| ready.contains(&token(lane))) {

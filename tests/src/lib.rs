@@ -18,4 +18,4 @@ pub use lane_driver::{LaneDriver, ReceivedDatagram};
 pub use serving::Serving;
 pub use slow_server::SlowServer;
 pub use test_env::{TEST_TIMEOUT, bind_peer, map_addr, map_ip, record_counters, unused_addr};
-pub use variant::{Variant, backends, need_ebpf, need_ipv6, need_uring, need_whole_gso};
+pub use variant::{Variant, backends, need_ebpf, need_ipv6, need_uring};

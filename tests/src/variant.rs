@@ -12,7 +12,6 @@ use manylane_testbed::skip::{self, Forced};
 use crate::test_env::{self, TestEnv};
 
 const EBPF_STEERING_SINCE: (u32, u32) = (5, 12);
-const WHOLE_GSO_SINCE: (u32, u32) = (5, 11);
 
 /// One path of datagrams on which the suite has to pass.
 #[derive(Clone, Copy, Debug)]
@@ -64,7 +63,7 @@ impl Variant {
     /// since Linux 5.11.
     #[must_use]
     pub fn gets_gro_messages(&self) -> bool {
-        self.gro && !self.is_xdp() && skip::is_kernel(WHOLE_GSO_SINCE)
+        self.gro && !self.is_xdp() && skip::passes_whole_gso()
     }
 
     /// The number of messages that eBPF must have steered, if it counts: those of kernel sockets.
@@ -276,19 +275,10 @@ pub fn need_ebpf(test: &str) -> bool {
         }
 }
 
-/// True if GSO messages cross the loopback device whole. Reports the skip of `test` if not.
-#[must_use]
-pub fn need_whole_gso(test: &str) -> bool {
-    skip::need_kernel(test, WHOLE_GSO_SINCE, "GSO messages that cross the loopback device whole")
-}
-
 /// True if io_uring is available here. Reports the skip of `test` if not.
 #[must_use]
 pub fn need_uring(test: &str) -> bool {
-    match probe().uring {
-        Ok(()) => true,
-        Err(err) => skip::need_unless_forced(test, false, Forced::Kernel, &format!("no io_uring: {err}")),
-    }
+    skip::need_uring(test, probe().uring)
 }
 
 /// True if `[::1]` is available here. Reports the skip of `test` if not.

@@ -40,10 +40,7 @@ fn testbed(test: &str, links: usize) -> Option<(RwLockReadGuard<'static, ()>, Se
 
 /// True if io_uring is available. Reports a skip of `test` if not: it runs without.
 fn has_uring(test: &str) -> bool {
-    match manylane::probe().uring {
-        Ok(()) => true,
-        Err(err) => skip::need_unless_forced(test, false, Forced::Kernel, &format!("no io_uring: {err}")),
-    }
+    skip::need_uring(test, manylane::probe().uring)
 }
 
 fn receiver(setup: &Setup, work: Work, threads: usize) -> ReceiverOptions {

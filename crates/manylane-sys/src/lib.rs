@@ -32,8 +32,9 @@
 //! | [`xsk`] | queues of a device in user space: AF_XDP sockets, their rings and frames |
 //! | [`shared`] | memory that processes share |
 //! | [`unix_socket`] | local sockets that carry messages and descriptors |
-//! | `measure`, `numa`, `packet` | with the feature `bench`: CPU time of other threads, NUMA nodes of memory, sending whole frames |
-//! | `recvfrom`, `kernel_module` | with the feature `bench`: one datagram per call, the kernel module |
+//! | `measure`, `numa` | with the feature `bench`: CPU time of threads, NUMA nodes of memory |
+//! | `packet`, `recvfrom` | with the feature `bench`: whole frames, one datagram per call |
+//! | `kernel_module` | with the feature `bench`: the sockets of the kernel module |
 //!
 //! What only benches, testbeds and tests need is behind the feature `bench`. It is not in a crate
 //! of its own: the private parts of [`uring`] and [`xsk`] that it uses would have to be public for

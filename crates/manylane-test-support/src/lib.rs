@@ -20,6 +20,9 @@ mod wait;
 pub use interpret::interpret;
 pub use process::{become_user, kill_on_parent_exit};
 pub use queues::set_queues;
-pub use skip::{Forced, is_kernel, need, need_kernel, need_leases, need_unless_forced};
+pub use skip::{
+    Forced, is_kernel, need, need_kernel, need_leases, need_unless_forced, need_uring, need_whole_gso,
+    passes_whole_gso,
+};
 pub use spawn::{IsolatedChild, StdinGuard, spawn_isolated};
-pub use wait::{wait_for, wait_for_at_most};
+pub use wait::{fence_loopback, wait_for, wait_for_at_most};

@@ -71,6 +71,32 @@ pub fn need_leases(name: &str) -> bool {
     need_kernel(name, (6, 4), "queues leased to programs")
 }
 
+/// True if io_uring is available, as its probe says. Reports the skip of the test `name` if not.
+#[must_use]
+pub fn need_uring<E: fmt::Display>(name: &str, probe: Result<(), E>) -> bool {
+    match probe {
+        Ok(()) => true,
+        Err(err) => need_unless_forced(name, false, Forced::Kernel, &format!("no io_uring: {err}")),
+    }
+}
+
+/// True if GSO messages cross the loopback device, and veth devices, whole (Linux 5.11).
+#[must_use]
+pub fn passes_whole_gso() -> bool {
+    is_kernel((5, 11))
+}
+
+/// The same, for the test `name`, which needs it. Reports the skip if not.
+#[must_use]
+pub fn need_whole_gso(name: &str) -> bool {
+    need_unless_forced(
+        name,
+        passes_whole_gso(),
+        Forced::Kernel,
+        "GSO messages are segmented before Linux 5.11",
+    )
+}
+
 /// The first two numbers of the kernel's release.
 fn kernel_version() -> (u32, u32) {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();

@@ -1,6 +1,8 @@
 //! Waits of tests.
 
 use std::fmt::Debug;
+use std::io::ErrorKind;
+use std::net::UdpSocket;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -8,6 +10,23 @@ use std::time::{Duration, Instant};
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Polls before a wait fails, because a machine may stand still.
 const POLLS_MIN: u32 = 100;
+
+/// Returns when all datagrams that the calling CPU has sent over loopback have been queued or
+/// dropped: the kernel may do the receive side a moment later, but in order on each CPU. For a
+/// thread that is pinned.
+///
+/// # Panics
+/// After two minutes.
+#[expect(clippy::expect_used, reason = "a test fails by it")]
+pub fn fence_loopback() {
+    let fence = UdpSocket::bind("127.0.0.1:0").expect("a port on loopback");
+    fence.set_read_timeout(Some(WAIT_TIMEOUT)).expect("a timeout");
+    fence.send_to(b"fence", fence.local_addr().expect("its address")).expect("sent over loopback");
+    // A thread that was stopped for a while gets EINTR.
+    while let Err(err) = fence.recv(&mut [0; 8]) {
+        assert!(err.kind() == ErrorKind::Interrupted, "a datagram over loopback: {err}");
+    }
+}
 
 /// Polls until `is_done` accepts the result, which it returns. After two minutes the test fails
 /// with `what` and the last result: let `poll` return the counters that tell why.

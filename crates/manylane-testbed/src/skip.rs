@@ -1,6 +1,9 @@
 //! Skips of tests, and of those that need a testbed.
 
-pub use manylane_test_support::{Forced, is_kernel, need, need_kernel, need_leases, need_unless_forced};
+pub use manylane_test_support::{
+    Forced, is_kernel, need, need_kernel, need_leases, need_unless_forced, need_uring, need_whole_gso,
+    passes_whole_gso,
+};
 
 /// True if the calling test, `name`, can build a [`Testbed`](crate::topology::Testbed) here.
 /// Reports a skip if not: `if !skip::need_root("netns_name") { return; }`

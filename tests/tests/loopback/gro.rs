@@ -3,9 +3,9 @@
 use std::time::{Duration, SystemTime};
 
 use manylane::{Builder, Ecn, Engine};
+use manylane_testbed::skip;
 use manylane_tests::{
-    Client, LaneDriver, map_ip, need_ipv6, need_uring, need_whole_gso, on_every_variant, pattern,
-    send_and_wait,
+    Client, LaneDriver, map_ip, need_ipv6, need_uring, on_every_variant, pattern, send_and_wait,
 };
 use socket2::SockRef;
 
@@ -37,7 +37,7 @@ fn default_lanes(test: &str) -> impl Iterator<Item = LaneDriver> {
 /// The switch neither loses nor reorders datagrams.
 #[test]
 fn loopback_trains_turn_on_gro() {
-    if !need_whole_gso("loopback_trains_turn_on_gro") {
+    if !skip::need_whole_gso("loopback_trains_turn_on_gro") {
         return;
     }
     for mut driver in default_lanes("loopback_trains_turn_on_gro") {

@@ -311,8 +311,8 @@ on_every_engine! {
     }
 }
 
-/// If the kernel refuses a program later on, it selects by its own hash, among all sockets of the
-/// group: also those that wait for their next lane, which nobody reads.
+/// If the kernel refuses the program for a later change, it selects by its own hash among all
+/// sockets of the group. No lane reads parked sockets, so they have to be closed by then.
 #[test]
 fn loopback_parked_sockets_get_nothing_without_steering() {
     const SO_ATTACH_REUSEPORT_CBPF: u32 = 51;

@@ -9,7 +9,7 @@ use manylane_sys::cpu;
 use manylane_testbed::generator::LiveSender;
 use manylane_testbed::skip::{self, Forced};
 use manylane_testbed::{Host, Layout, Testbed};
-use manylane_tests::{Client, LaneDriver, TEST_TIMEOUT, backends, need_whole_gso, pattern, send_gso};
+use manylane_tests::{Client, LaneDriver, TEST_TIMEOUT, backends, pattern, send_gso};
 
 #[test]
 fn netns_every_size_is_echoed() {
@@ -108,11 +108,9 @@ fn netns_round_robin_is_exact_for_one_sender() {
 
 #[test]
 fn netns_gso_messages_arrive_as_datagrams() {
-    let name = "netns_gso_messages_arrive_as_datagrams";
-    if !skip::need_root(name) {
+    if !skip::need_root("netns_gso_messages_arrive_as_datagrams") {
         return;
     }
-    let passes_whole = need_whole_gso(name);
     let testbed = Testbed::new(&Layout::default()).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
     for (ipv6, gro) in [(false, true), (true, true), (false, false), (true, false)] {
@@ -137,7 +135,8 @@ fn netns_gso_messages_arrive_as_datagrams() {
         let total = driver.handle.counters().total();
         assert_eq!((total.delivered, total.kernel_dropped), (datagrams, 0));
         // A GSO message passes through a veth link unsegmented.
-        let expected = if gro && passes_whole { (gso_messages, gso_messages) } else { (datagrams, 0) };
+        let expected =
+            if gro && skip::passes_whole_gso() { (gso_messages, gso_messages) } else { (datagrams, 0) };
         assert_eq!((total.messages, total.gro_messages), expected, "GRO {gro}, IPv6 {ipv6}");
     }
 }

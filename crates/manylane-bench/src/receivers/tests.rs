@@ -3,7 +3,7 @@
 use std::net::UdpSocket;
 use std::time::Duration;
 
-use manylane_test_support::{Forced, need_unless_forced, wait_for};
+use manylane_test_support::{need_uring, wait_for};
 
 use crate::receivers::{Kind, ReceiverOptions, RunningReceiver, Work};
 
@@ -15,10 +15,7 @@ fn options(threads: usize) -> ReceiverOptions {
 /// Receivers that need neither a device nor the kernel module. Reports a skip of `test` if those of
 /// io_uring are not among them.
 fn kinds(test: &str) -> impl Iterator<Item = Kind> {
-    let has_uring = match manylane::probe().uring {
-        Ok(()) => true,
-        Err(err) => need_unless_forced(test, false, Forced::Kernel, &format!("no io_uring: {err}")),
-    };
+    let has_uring = need_uring(test, manylane::probe().uring);
     let is_wanted =
         move |kind: &Kind| !kind.needs_device() && !kind.needs_module() && (has_uring || !kind.needs_uring());
     Kind::ALL.into_iter().filter(is_wanted)

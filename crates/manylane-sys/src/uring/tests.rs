@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use manylane_test_support::seccomp::{self, Syscall};
-use manylane_test_support::{Forced, is_kernel, need_unless_forced};
+use manylane_test_support::{fence_loopback, is_kernel};
 
 use super::{BareMultishot, BareOneshot, BareOptions, BareSender, UringOptions, UringRecv};
 use crate::cpu;
@@ -34,8 +34,7 @@ fn pair() -> (UdpSocket, UdpSocket) {
 
 /// True if io_uring is available. Reports the skip of `test` if not.
 fn need_uring(test: &str) -> bool {
-    let Err(err) = UringRecv::new(OPTIONS) else { return true };
-    need_unless_forced(test, false, Forced::Kernel, &format!("no io_uring: {err}"))
+    manylane_test_support::need_uring(test, UringRecv::new(OPTIONS).map(drop))
 }
 
 fn ring(options: UringOptions) -> UringRecv {
@@ -43,17 +42,11 @@ fn ring(options: UringOptions) -> UringRecv {
 }
 
 /// Sends datagrams with the numbers of `range` as payload, and returns when they have arrived.
-///
-/// The kernel may do the receive side of loopback a moment later, but in order on each CPU: they
-/// have arrived when a later datagram from the same CPU has.
 fn send(client: &UdpSocket, range: std::ops::Range<u32>) {
     let send = || {
         cpu::pin(cpu::affinity().unwrap()[0]).unwrap();
         range.for_each(|number| _ = client.send(&number.to_ne_bytes()).unwrap());
-        let fence = UdpSocket::bind("127.0.0.1:0").unwrap();
-        fence.set_read_timeout(Some(TIMEOUT)).unwrap();
-        fence.send_to(b"fence", fence.local_addr().unwrap()).unwrap();
-        assert_eq!(fence.recv(&mut [0; 8]).unwrap(), 5);
+        fence_loopback();
     };
     // On a thread of its own, which alone is pinned.
     thread::scope(|scope| scope.spawn(send).join().unwrap());

@@ -108,7 +108,7 @@ mod tests {
     use std::net::UdpSocket;
     use std::os::fd::AsFd;
 
-    use manylane_test_support::need_kernel;
+    use manylane_test_support::need_whole_gso;
 
     use super::*;
     use crate::mmsg::{RecvOptions, Wait};
@@ -147,8 +147,7 @@ mod tests {
 
     #[test]
     fn a_gro_message_is_echoed_as_datagrams() {
-        let name = "a_gro_message_is_echoed_as_datagrams";
-        if !need_kernel(name, (5, 11), "GSO messages that cross the loopback device whole") {
+        if !need_whole_gso("a_gro_message_is_echoed_as_datagrams") {
             return;
         }
         let (server, client) = pair();
