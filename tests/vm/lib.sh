@@ -137,7 +137,8 @@ add_device() { # NAME BRIDGE MODEL MAC QUEUES [OPTION...]: of the model, each wi
     more+=,mq=on,vectors=$((2 * queues + 2))
   fi
   ip -n "$namespace" tuntap add dev "$name" mode tap "${kind[@]}" vnet_hdr
-  ip -n "$namespace" link set "$name" master "$bridge" up
+  # An emulated machine takes frames late: a burst has to wait for it.
+  ip -n "$namespace" link set "$name" master "$bridge" txqueuelen 8192 up
   # shellcheck disable=SC2034 # by the caller
   device=(-netdev "tap,id=$name,ifname=$name,script=no,downscript=no,vhost=off,queues=$queues"
     -device "$model,netdev=$name,mac=$mac$more$*")

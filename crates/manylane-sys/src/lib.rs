@@ -22,6 +22,7 @@
 //! | [`padded`] | slices on cache lines of their own |
 //! | [`netlink`] | requests to the kernel by netlink, its replies and its events |
 //! | [`netns`] | network namespaces and their devices |
+//! | [`timer`] | timers to wait for beside sockets |
 //! | [`tick`] | sleeping to a common beat, milliseconds without a system call, timer slack |
 //! | [`process`] | running in place of a child: its signals, its end |
 //! | [`send_burst`] | sending one datagram many times, as a generator |
@@ -71,6 +72,7 @@ pub mod send_burst;
 pub mod shared;
 pub mod sock;
 pub mod tick;
+pub mod timer;
 pub mod udp_table;
 pub mod unix_socket;
 pub mod uring;

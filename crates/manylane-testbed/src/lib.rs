@@ -8,6 +8,7 @@ mod pci_device;
 pub mod reply_count;
 #[cfg(feature = "skip")]
 pub mod skip;
+mod sysfs;
 pub mod topology;
 
 pub use host::Host;

@@ -1,6 +1,9 @@
 //! Sending: replies of every kind, single and joined to GSO messages, from the smallest to more
 //! than the ring can hold.
 
+use std::thread;
+use std::time::Duration;
+
 use manylane::{Datagram, Outbox, Received};
 use manylane_tests::{
     Client, LaneDriver, TEST_TIMEOUT, Variant, map_ip, on_every_variant, pattern, send_and_wait,
@@ -72,9 +75,17 @@ fn check_replies_with(
             send_reply(&mut out, request.unwrap(), bytes.clone(), how);
         }
         drop(out);
-        for (client, bytes) in script {
-            clients[*client].expect(&pattern(*client, request)[bytes.clone()]);
-        }
+        thread::scope(|scope| {
+            let receiver = scope.spawn(|| {
+                for (client, bytes) in script {
+                    clients[*client].expect(&pattern(*client, request)[bytes.clone()]);
+                }
+            });
+            // What a full device has left is sent while the lane waits.
+            while !receiver.is_finished() {
+                assert!(lane.recv_timeout(Duration::from_millis(1)).unwrap().batch.is_empty());
+            }
+        });
         assert!(clients.iter().all(Client::is_idle), "{how:?}");
         let total = driver.handle.counters().total();
         let bytes: usize = script.iter().map(|(_, bytes)| bytes.len()).sum();

@@ -26,3 +26,4 @@ mod xdp_privileges;
 mod xdp_replies;
 mod xdp_rx_hints;
 mod xdp_sharing;
+mod xdp_unsent;

@@ -238,21 +238,21 @@ impl<W: RingWakeup> Queue<W> {
         self.idle_skips > 0
     }
 
-    /// Calls [`Sender::flush`] if the kernel has not taken all that was submitted; otherwise it
-    /// costs only a check of our side of the ring.
+    /// Calls [`Sender::flush`] if the kernel has not taken all that was submitted, and returns as
+    /// that does; otherwise it costs only a check of our side of the ring.
     ///
     /// # Errors
     /// As for [`Sender::flush`].
     #[inline]
-    pub fn flush_pending(&mut self) -> io::Result<()> {
+    pub fn flush_pending(&mut self) -> io::Result<usize> {
         // An idle member has nothing to send; that is known without reading the cache lines of its
         // TX ring.
         if self.idle_skips > 0 || !self.tx_queue.tx.has_unconsumed() {
-            return Ok(());
+            return Ok(0);
         }
         // Sent frames will have to be reclaimed.
         self.idle_skips = 0;
-        self.tx_queue.flush(&self.wakeup).map(drop)
+        self.tx_queue.flush(&self.wakeup)
     }
 
     /// The whole packet `i` of the batch.

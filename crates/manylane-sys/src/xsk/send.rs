@@ -307,9 +307,9 @@ impl<'a> Sender<'a> {
         self.tx_queue.abandon();
     }
 
-    /// Submits the queued packets to the kernel, and returns how many descriptors it has not taken
-    /// yet. They stay in the ring, in order, for a later flush; with zero copy the device takes
-    /// them by itself.
+    /// Submits the queued packets to the kernel, and returns how many descriptors it has left for a
+    /// later flush. They stay in the ring, in order. With zero copy there are none: the device
+    /// takes them by itself.
     ///
     /// In copy mode the packets are sent in this call, until all are sent or the kernel makes no
     /// progress: the device is busy or down, or its buffer or the completion ring is full. If the

@@ -4,18 +4,12 @@
 //! Receive packet steering (RPS) passes them on to a chosen CPU, by an interrupt to that
 //! one. A kernel thread (threaded NAPI) can do the device's work instead of softirqs.
 
-use std::fs;
-use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use manylane_measure::named_enum;
-use manylane_sys::cpu;
 use manylane_testbed::Host;
 
 use crate::Setup;
 
-/// Timeout until the kernel threads have started.
-const NAPI_THREAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// The link of the requests.
 const LINK: usize = 0;
 
@@ -67,8 +61,8 @@ impl CpuLayout {
         let held = CpuLayoutGuard { host: host.clone(), layout: self };
         match self {
             Self::RpsServer => set_rps(host, 1 << server)?,
-            Self::NapiServer => enable_threaded_napi(host, server)?,
-            _ => enable_threaded_napi(host, generator)?,
+            Self::NapiServer => drop(host.enable_threaded_napi(LINK, server)?),
+            _ => drop(host.enable_threaded_napi(LINK, generator)?),
         }
         Ok(Some(held))
     }
@@ -96,54 +90,14 @@ impl Drop for CpuLayoutGuard {
         let _ = if self.layout == CpuLayout::RpsServer {
             set_rps(&self.host, 0)
         } else {
-            write_sysfs(&self.host, "threaded", "0")
+            self.host.write_sysfs(LINK, "threaded", "0")
         };
     }
 }
 
 /// Passes on packets of all queues to the CPUs of `mask`.
 fn set_rps(host: &Host, mask: u64) -> Result<()> {
-    write_sysfs(host, "queues/rx-*/rps_cpus", &format!("{mask:x}"))
-}
-
-/// Makes kernel threads do the work of the device, on `cpu`.
-fn enable_threaded_napi(host: &Host, cpu: usize) -> Result<()> {
-    let before = napi_threads(host.device(LINK));
-    write_sysfs(host, "threaded", "1")?;
-    let start = Instant::now();
-    loop {
-        let new: Vec<i32> =
-            napi_threads(host.device(LINK)).into_iter().filter(|thread| !before.contains(thread)).collect();
-        if !new.is_empty() {
-            let pin = |&thread: &i32| cpu::pin_thread(thread, cpu).context("cannot pin a NAPI thread");
-            return new.iter().try_for_each(pin);
-        }
-        ensure!(start.elapsed() < NAPI_THREAD_TIMEOUT, "the device has no NAPI thread (needs Linux 5.12)");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// Kernel threads that work for a device of this name. Their namespace is not known.
-fn napi_threads(device: &str) -> Vec<i32> {
-    let name = format!("napi/{device}-");
-    let processes = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
-    let is_one =
-        |pid: &i32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.starts_with(&name));
-    processes.filter_map(|process| process.file_name().to_str()?.parse().ok()).filter(is_one).collect()
-}
-
-/// Writes to a file of the device in sysfs. Each network namespace has its own view of sysfs, so
-/// that it is mounted in the mount namespace of a short-lived process.
-fn write_sysfs(host: &Host, file: &str, value: &str) -> Result<()> {
-    let device = host.device(LINK);
-    let script = format!(
-        "mount -t sysfs none /sys && for file in /sys/class/net/{device}/{file}; do echo {value} > \"$file\" || exit 1; done"
-    );
-    let done = host.output("unshare", &["--mount", "sh", "-c", &script]).context("starting unshare")?;
-    if !done.status.success() {
-        bail!("setting {file} of {device}: {}", String::from_utf8_lossy(&done.stderr).trim());
-    }
-    Ok(())
+    host.write_sysfs(LINK, "queues/rx-*/rps_cpus", &format!("{mask:x}"))
 }
 
 #[cfg(test)]

@@ -9,8 +9,7 @@
 //!
 //! - **An empty queue** costs one line of its own and the producer counter of its RX ring. A queue
 //!   is idle once a full pass has found its RX ring empty, its fill ring full and no completion
-//!   pending. The next 64 receives then check only the RX ring (`Queue::is_idle`). The flush
-//!   before a sleep does not read the TX ring of such a queue (`Queue::flush_pending`).
+//!   pending. The next 64 receives then check only the RX ring (`Queue::is_idle`).
 //! - **The consumer counter of the fill ring** is not read where a bound on it is known: the
 //!   kernel takes a frame out of the fill ring before it reports a packet in it
 //!   (`Producer::assume_pending_max`).
@@ -28,6 +27,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use manylane_sys::busy_poll;
@@ -41,6 +41,7 @@ use super::mailbox::{Content, Mailbox, QueueCommand};
 use super::round_robin::RoundRobin;
 use super::route::Reader;
 use super::send::XdpSender;
+use super::unsent::UnsentTimer;
 use crate::capture::tap::Tap;
 use crate::counters::{Cells, Count, LaneId};
 use crate::drop_policy::DropPolicy;
@@ -81,11 +82,16 @@ pub(super) struct LaneQueues {
     frames_since_kernel: usize,
     reader: Reader,
     tap: Tap,
+    unsent: UnsentTimer,
     epoll: Epoll,
 }
 
-/// Epoll token of the companion; those of queues are their ids.
+/// Epoll tokens of the companion and of the timer; those of queues are their ids.
 const KERNEL_SOCKET: u64 = 0;
+const UNSENT_TIMER: u64 = u64::MAX;
+
+/// Maximum number of times that a lane which closes waits for a full device.
+const CLOSE_FLUSHES_MAX: u32 = 100;
 
 /// Maximum number of events per wait; one would be enough.
 const EVENTS_MAX: usize = 8;
@@ -101,6 +107,8 @@ impl LaneQueues {
                 .map_err(|err| Error::system("EPIOCSPARAMS", err))?;
         }
         epoll.add(&companion, KERNEL_SOCKET).map_err(failed)?;
+        let unsent = UnsentTimer::new().map_err(|err| Error::system("creating a timer for a lane", err))?;
+        epoll.add(&unsent, UNSENT_TIMER).map_err(failed)?;
         let mailbox = Arc::new(Mailbox::new(epoll.handle().map_err(failed)?));
         control.add_lane(lane, Arc::clone(&mailbox));
         Ok(Self {
@@ -115,6 +123,7 @@ impl LaneQueues {
             frames_since_kernel: 0,
             reader: control.route_reader(),
             tap: control.tap(lane),
+            unsent,
             epoll,
             control,
         })
@@ -286,10 +295,33 @@ impl LaneQueues {
         self.process_mailbox();
     }
 
-    /// Closes the queues.
+    /// Closes the queues, after some milliseconds at most for frames that the device has to take.
     pub(super) fn close(&mut self) {
         self.current = None;
+        for _ in 0..CLOSE_FLUSHES_MAX {
+            if !self.unsent.is_running() {
+                break;
+            }
+            thread::sleep(UnsentTimer::INTERVAL);
+            self.flush_unsent();
+        }
         self.queues.clear();
+    }
+
+    /// Sends frames that a full device did not take, if there are any: while nothing is received,
+    /// no batch does it.
+    #[inline]
+    pub(super) fn flush_unsent(&mut self) {
+        if self.unsent.is_running() {
+            self.flush_queues();
+        }
+    }
+
+    #[cold]
+    fn flush_queues(&mut self) {
+        // An error means that the device is gone, and what is in its ring is lost.
+        let left = self.queues.iter_mut().map(|queue| queue.xsk.flush_pending().unwrap_or(0)).sum();
+        self.unsent.restart(left);
     }
 
     /// Ends the last batch: what is sent next is no reply.
@@ -334,11 +366,6 @@ impl LaneQueues {
 
     /// Sleeps until a queue or the companion has datagrams, for at most `timeout`.
     pub(super) fn wait(&mut self, timeout: Duration) -> Result<()> {
-        for queue in &mut self.queues {
-            // Frames that a full device did not take must not stay there while the lane sleeps. A
-            // failure is no error: the next batch retries.
-            _ = queue.xsk.flush_pending();
-        }
         if !self.has_received() {
             _ = self.epoll.wait(timeout).map_err(|err| Error::system("waiting for a lane", err))?;
         }
@@ -361,6 +388,7 @@ impl LaneQueues {
                 sender,
                 &mut self.reader,
                 &mut self.tap,
+                &mut self.unsent,
                 (device, finishes),
                 &self.control.bound_addr,
             )),

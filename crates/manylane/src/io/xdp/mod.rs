@@ -8,7 +8,7 @@
 //! | [`lane_queue`]: payloads, by the program's [`rx_hint`]; else lengths and checksums | the lane | invalid: counted (`malformed`, `bad_checksum`), the frame is free again |
 //! | the application | borrows the payload through the batch | - |
 //! | [`send::XdpSender`] | reply in the frame of the request, or in a free one | no free frame, no known next hop, too long: through the companion |
-//! | the TX and completion rings | the kernel, then free | TX ring full: kicked, then through the companion |
+//! | the TX and completion rings | the kernel, then free | TX ring full: kicked, then through the companion; device full: they wait in the ring ([`unsent`]) |
 //!
 //! A batch comes from one source: a queue of the lane, or the companion. A lane stays with a queue
 //! for a few batches as long as they are full, and then goes on to the next queue that has frames
@@ -25,6 +25,7 @@ mod mailbox;
 mod round_robin;
 mod route;
 pub(super) mod send;
+mod unsent;
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -160,6 +161,7 @@ impl LaneIo for XdpIo {
             return Ok(summary);
         }
         self.queues.reset_kernel_due();
+        self.queues.flush_unsent();
         self.companion.recv()
     }
 

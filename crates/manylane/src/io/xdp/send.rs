@@ -22,6 +22,7 @@ use manylane_wire::ethernet::{self, Ethernet, Mac};
 use manylane_wire::frame::{UdpFrame, ip_udp_len};
 
 use super::route::Reader;
+use super::unsent::UnsentTimer;
 use crate::capture::tap::Tap;
 use crate::counters::{Cells, Count};
 use crate::io::batch::{self, RecvMeta};
@@ -37,6 +38,7 @@ pub(crate) struct XdpSender<'a> {
     sender: Sender<'a>,
     reader: &'a mut Reader,
     tap: &'a mut Tap,
+    unsent: &'a mut UnsentTimer,
     /// Index of the queue's device.
     device: u32,
     /// The device completes checksums.
@@ -55,6 +57,7 @@ impl<'a> XdpSender<'a> {
         sender: Sender<'a>,
         reader: &'a mut Reader,
         tap: &'a mut Tap,
+        unsent: &'a mut UnsentTimer,
         (device, finishes): (u32, bool),
         bound: &'a SocketAddr,
     ) -> Self {
@@ -62,6 +65,7 @@ impl<'a> XdpSender<'a> {
             sender,
             reader,
             tap,
+            unsent,
             device,
             has_tx_checksum: finishes,
             bound_addr: bound,
@@ -338,10 +342,9 @@ impl<'a> XdpSender<'a> {
 
     fn notify(&mut self) {
         if std::mem::take(&mut self.flush_pending) {
-            // Frames that the device does not take now stay in the ring, and the next batch
-            // notifies the kernel again. An error means that the device is gone: the frames in the
-            // ring are lost, as in a device's own queue.
-            _ = self.sender.flush();
+            // An error means that the device is gone: the frames in the ring are lost, as in a
+            // device's own queue.
+            self.unsent.add(self.sender.flush().unwrap_or(0));
         }
     }
 }
