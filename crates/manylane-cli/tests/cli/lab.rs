@@ -130,8 +130,13 @@ fn loopback_orlowsky_every_message_is_taken() {
 /// Takes 9 s: each method of both tables is started and measured.
 #[test]
 fn priambodo_runs_have_all_methods() {
-    let words = ["priambodo", "--quick", "--rounds", "1", "--duration", "300ms", "--parts", "run-1"];
-    let rows = rows("lab-priambodo", &words);
+    // A virtual machine may give a receiver no time in 300 ms.
+    let measure = |duration| {
+        let words = ["priambodo", "--quick", "--rounds", "1", "--duration", duration, "--parts", "run-1"];
+        rows("lab-priambodo", &words)
+    };
+    let received = |rows: &Vec<Value>| !in_table(rows, "table 1").iter().any(|row| row["value"] == 0.0);
+    let rows = Some(measure("300ms")).filter(received).unwrap_or_else(|| measure("5s"));
     assert_eq!((in_table(&rows, "table 1").len(), in_table(&rows, "table 2").len()), (9, 8));
     if !skip::need_live_sender("priambodo_runs_have_all_methods") {
         return;
