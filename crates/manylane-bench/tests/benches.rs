@@ -301,8 +301,10 @@ fn check_batches(setup: &mut Setup, by: &[RecvMethod], sizes: &[usize], gro: boo
         assert!(seen.sent == 2048 || gro && !skip::is_kernel((6, 12)) && seen.sent > 0, "{row:?}");
         let in_one =
             row.messages as u64 * if gro && row.receiver.starts_with("lane/") { GSO_SEGMENTS_MAX } else { 1 };
-        assert!(seen.calls >= seen.sent / in_one && seen.rx_cpu_ns > 0.0, "{row:?}");
+        assert!(seen.calls >= seen.sent / in_one, "{row:?}");
     }
+    // The kernel adds a thread's time at its ticks and when it sleeps: one batch may be too short.
+    assert!(document.rows.iter().map(|row| row.rx_cpu_ns).sum::<f64>() > 0.0, "{:?}", document.rows);
 }
 
 #[test]
