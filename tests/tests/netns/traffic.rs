@@ -6,7 +6,6 @@ use crate::netns_support::{RECV_BUFFER_BYTES, client, echo, lane_driver, open, s
 use manylane::{Builder, Placement, Socket, Steering, SteeringBackend};
 use manylane_measure::{Traffic, Until};
 use manylane_sys::cpu;
-use manylane_test_support::wait_for;
 use manylane_testbed::generator::LiveSender;
 use manylane_testbed::skip::{self, Forced};
 use manylane_testbed::{Host, Layout, Testbed};
@@ -321,17 +320,15 @@ fn netns_eight_lanes_share_the_cpus() {
         let traffic = Traffic { flows: 256, pps: Some(50_000.0), ..Traffic::new(serving.addr, 16) };
         let before = b.device_counters(0).unwrap().rx_packets;
         let sent = LiveSender::new(a, b, 0, &traffic).unwrap().send(Until::Count(DATAGRAMS)).unwrap();
-        assert_eq!(sent.datagrams, DATAGRAMS);
+        // Before Linux 6.5, receive work may wait for a thread, and the link rejects what its ring
+        // cannot hold meanwhile.
+        assert!(sent.rejected == 0 || !skip::is_kernel((6, 5)), "{sent:?}");
+        assert_eq!(sent.datagrams + sent.rejected, DATAGRAMS);
         wait_until("all datagrams delivered", &serving.handle, || {
-            serving.handle.counters().total().delivered == DATAGRAMS
+            serving.handle.counters().total().delivered == sent.datagrams
         });
         let counters = serving.stop().unwrap();
-        // The device counts a batch when it has delivered all of it.
-        wait_for(
-            "datagrams counted by the device",
-            || b.device_counters(0).unwrap().rx_packets - before,
-            |counted| *counted == DATAGRAMS,
-        );
-        assert_eq!((counters.total().arrived(), counters.total().kernel_dropped), (DATAGRAMS, 0));
+        assert_eq!(b.device_counters(0).unwrap().rx_packets - before, sent.datagrams);
+        assert_eq!((counters.total().arrived(), counters.total().kernel_dropped), (sent.datagrams, 0));
     }
 }

@@ -11,11 +11,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock};
 use std::thread;
+use std::time::Duration;
 
 use manylane_ipc::report::{FREE, NO_LANE, Reason, Receiver, ReportFile};
 use manylane_sys::fd;
 use manylane_sys::netns::NetNs;
-use manylane_test_support::wait_for;
+use manylane_test_support::wait_for_at_most;
 use manylane_testbed::skip;
 
 /// True if `MANYLANE_TEST_PREFETCH` has an effect. A release build of the library ignores it, so
@@ -32,6 +33,8 @@ pub(crate) fn library() -> PathBuf {
 
 /// Cargo's folder for the files of tests: a run that crashes leaves nothing elsewhere.
 const TARGET_TMPDIR: &str = env!("CARGO_TARGET_TMPDIR");
+/// Ten of them at once, with 8 emulated CPUs on two of the host, take two minutes.
+const PROGRAM_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Builds `tests/programs/NAME.c`.
 pub(crate) fn build(name: &str) -> PathBuf {
@@ -315,7 +318,7 @@ fn run(program: &Path, args: &[&str], vars: Option<&[(&str, &str)]>, inherits: b
     let what = format!("the end of {} {args:?} (status, counters)", program.display());
     let counters = || Counters(report.as_ref().map(|(report, _)| report));
     let end = || (running.0.as_mut().unwrap().try_wait().unwrap(), counters());
-    let (status, _) = wait_for(&what, end, |(status, _)| status.is_some());
+    let (status, _) = wait_for_at_most(PROGRAM_TIMEOUT, &what, end, |(status, _)| status.is_some());
     let status = status.unwrap();
     let child = running.0.take().unwrap();
     let output = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
