@@ -9,7 +9,8 @@
 //!
 //! - **An empty queue** costs one line of its own and the producer counter of its RX ring. A queue
 //!   is idle once a full pass has found its RX ring empty, its fill ring full and no completion
-//!   pending. The next 64 receives then check only the RX ring (`Queue::is_idle`).
+//!   pending. The next 64 receives then check only the RX ring (`Queue::is_idle`). The flush
+//!   before a sleep does not read the TX ring of such a queue (`Queue::flush_pending`).
 //! - **The consumer counter of the fill ring** is not read where a bound on it is known: the
 //!   kernel takes a frame out of the fill ring before it reports a packet in it
 //!   (`Producer::assume_pending_max`).
@@ -317,11 +318,12 @@ impl LaneQueues {
         }
     }
 
-    #[cold]
     fn flush_queues(&mut self) {
         // An error means that the device is gone, and what is in its ring is lost.
         let left = self.queues.iter_mut().map(|queue| queue.xsk.flush_pending().unwrap_or(0)).sum();
-        self.unsent.restart(left);
+        if left > 0 || self.unsent.is_running() {
+            self.unsent.restart(left);
+        }
     }
 
     /// Ends the last batch: what is sent next is no reply.
@@ -366,6 +368,8 @@ impl LaneQueues {
 
     /// Sleeps until a queue or the companion has datagrams, for at most `timeout`.
     pub(super) fn wait(&mut self, timeout: Duration) -> Result<()> {
+        // With zero copy, the driver may ask for a wakeup only now.
+        self.flush_queues();
         if !self.has_received() {
             _ = self.epoll.wait(timeout).map_err(|err| Error::system("waiting for a lane", err))?;
         }
