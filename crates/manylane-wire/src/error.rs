@@ -39,6 +39,8 @@ pub enum Layer {
     Ipv6,
     /// UDP.
     Udp,
+    /// TCP.
+    Tcp,
 }
 
 impl fmt::Display for Layer {
@@ -48,6 +50,7 @@ impl fmt::Display for Layer {
             Layer::Ipv4 => "IPv4",
             Layer::Ipv6 => "IPv6",
             Layer::Udp => "UDP",
+            Layer::Tcp => "TCP",
         })
     }
 }

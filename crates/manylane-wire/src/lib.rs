@@ -1,4 +1,4 @@
-//! Headers of Ethernet, IPv4, IPv6 and UDP, and their checksums: bytes in, bytes out.
+//! Headers of Ethernet, IPv4, IPv6, UDP and TCP, and their checksums: bytes in, bytes out.
 //!
 //! Nothing here does I/O, allocates, or panics on untrusted input. Parsing returns small values
 //! that borrow the bytes they do not interpret. Lengths in headers are checked against the bytes
@@ -9,6 +9,7 @@
 //! | [`ethernet`] | addresses, VLAN tags, Ethernet headers |
 //! | [`ipv4`], [`ipv6`] | the network layer |
 //! | [`udp`] | UDP with its checksum |
+//! | [`tcp`] | TCP with its options and its checksum |
 //! | [`checksum`] | the Internet checksum |
 //! | [`frame`] | a whole frame, layer by layer |
 //! | [`datagram`] | a received frame as one UDP datagram, checksums verified, and the headers of a reply to it |
@@ -51,6 +52,7 @@ pub mod ipv4;
 pub mod ipv6;
 mod reply;
 pub mod rx_hint;
+pub mod tcp;
 pub mod udp;
 
 pub use error::{Error, Layer, Result};

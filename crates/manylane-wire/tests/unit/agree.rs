@@ -3,11 +3,14 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use etherparse::{EtherType, LinkExtSlice, NetSlice, SlicedPacket, TransportSlice};
+use etherparse::{
+    EtherType, LinkExtSlice, NetSlice, SlicedPacket, TcpOptionElement, TcpSlice, TransportSlice,
+};
 use manylane_wire::datagram::{Checksum, Datagram};
 use manylane_wire::ethernet;
 use manylane_wire::frame::{Frame, Network, Transport};
 use manylane_wire::rx_hint;
+use manylane_wire::tcp::{Flags, Options, Tcp};
 
 /// A receiver of frames reads from `bytes` what the layers say.
 fn check_datagram(bytes: &[u8], frame: Option<&Frame<'_>>) {
@@ -38,8 +41,54 @@ fn check_datagram(bytes: &[u8], frame: Option<&Frame<'_>>) {
     assert_eq!(datagram.checksum == Checksum::Valid, frame.has_valid_checksums());
 }
 
+/// As a TCP segment: its fields, and the options that both know.
+fn check_segment(bytes: &[u8]) {
+    let (ours, theirs) = (Tcp::parse(bytes), TcpSlice::from_slice(bytes));
+    let (Ok(ours), Ok(theirs)) = (&ours, &theirs) else {
+        assert_eq!(ours.is_ok(), theirs.is_ok(), "{ours:?} {theirs:?}");
+        return;
+    };
+    assert_eq!((ours.source, ours.destination), (theirs.source_port(), theirs.destination_port()));
+    assert_eq!(
+        (ours.sequence, ours.acknowledgment),
+        (theirs.sequence_number(), theirs.acknowledgment_number())
+    );
+    assert_eq!((ours.window, ours.urgent), (theirs.window_size(), theirs.urgent_pointer()));
+    let theirs_flags = [
+        (Flags::FIN, theirs.fin()),
+        (Flags::SYN, theirs.syn()),
+        (Flags::RST, theirs.rst()),
+        (Flags::PSH, theirs.psh()),
+        (Flags::ACK, theirs.ack()),
+        (Flags::URG, theirs.urg()),
+        (Flags::ECE, theirs.ece()),
+        (Flags::CWR, theirs.cwr()),
+    ];
+    assert!(theirs_flags.iter().all(|(flag, is_set)| ours.flags.contains(*flag) == *is_set));
+    assert_eq!((ours.payload, ours.options), (theirs.payload(), theirs.options()));
+    // etherparse ends at the first option that it does not know, and we go on behind it.
+    let mut seen = Options::default();
+    for option in theirs.options_iterator() {
+        match option {
+            Ok(TcpOptionElement::MaximumSegmentSize(mss)) => seen.mss = Some(mss).filter(|mss| *mss > 0),
+            Ok(TcpOptionElement::WindowScale(shift)) => seen.window_scale = Some(shift.min(14)),
+            Ok(TcpOptionElement::SelectiveAcknowledgementPermitted) => seen.sack_permitted = true,
+            Ok(TcpOptionElement::SelectiveAcknowledgement(first, more)) => {
+                seen.sack = [Some(first), more[0], more[1], more[2]];
+            }
+            Ok(TcpOptionElement::Timestamp(value, echo)) => seen.timestamps = Some((value, echo)),
+            Ok(TcpOptionElement::Noop) => {}
+            Err(_) => return,
+        }
+    }
+    assert_eq!(Options::parse(ours.options, true), seen);
+    let later = Options { mss: None, window_scale: None, sack_permitted: false, ..seen };
+    assert_eq!(Options::parse(ours.options, false), later);
+}
+
 /// Parses `bytes` by both, and panics where they see different things.
 pub(crate) fn check(bytes: &[u8]) {
+    check_segment(bytes);
     let ours = Frame::parse(bytes);
     if let Ok(frame) = &ours {
         check_consistency(bytes, frame);

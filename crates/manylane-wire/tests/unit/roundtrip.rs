@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use manylane_wire::checksum::{Sum, checksum};
 use manylane_wire::ethernet::{Mac, Vlan, ether_type};
 use manylane_wire::frame::{Frame, Network, UdpFrame};
+use manylane_wire::tcp::{self, Flags, Options, Tcp, TcpHeader};
 use manylane_wire::{Error, Layer, udp};
 use proptest::prelude::*;
 
@@ -39,6 +40,34 @@ prop_compose! {
     }
 }
 
+prop_compose! {
+    fn options()(
+        mss in prop::option::of(1..=u16::MAX),
+        window_scale in prop::option::of(0..=tcp::WINDOW_SCALE_MAX),
+        sack_permitted: bool,
+        timestamps: Option<(u32, u32)>,
+        blocks in prop::collection::vec(any::<(u32, u32)>(), 0..=tcp::SACK_BLOCKS_MAX),
+    ) -> Options {
+        let sack = std::array::from_fn(|at| blocks.get(at).copied());
+        Options { mss, window_scale, sack_permitted, sack, timestamps }
+    }
+}
+
+prop_compose! {
+    fn tcp_header()(
+        ends in endpoints(),
+        numbers: (u32, u32),
+        flags: u8,
+        window: u16,
+        urgent: u16,
+        options in options(),
+    ) -> TcpHeader {
+        let flags = Flags(flags).with(Flags::SYN);
+        let (sequence, acknowledgment) = numbers;
+        TcpHeader { source: ends.0, destination: ends.1, sequence, acknowledgment, flags, window, urgent, options }
+    }
+}
+
 fn written(plan: &UdpFrame<'_>) -> Vec<u8> {
     let mut bytes = vec![0xa5; plan.len()];
     assert_eq!(plan.write(&mut bytes), Ok(bytes.len()));
@@ -59,6 +88,42 @@ fn slow_checksum(bytes: &[u8]) -> u16 {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn tcp_headers_are_read_as_written(header in tcp_header(), payload: Vec<u8>) {
+        let mut bytes = vec![0xa5; tcp::HEADER_LEN + tcp::OPTIONS_LEN_MAX + payload.len()];
+        let Ok(length) = header.encoded_len() else {
+            prop_assert_eq!(header.write(&mut bytes, &payload), Err(Error::TooLong(Layer::Tcp)));
+            return Ok(());
+        };
+        let short = header.write(&mut bytes[..length - 1], &payload);
+        prop_assert_eq!(short, Err(Error::Truncated { layer: Layer::Tcp, needed: length, there: length - 1 }));
+        prop_assert_eq!(header.write(&mut bytes, &payload), Ok(length));
+        bytes[length..][..payload.len()].copy_from_slice(&payload);
+        let segment = &bytes[..length + payload.len()];
+        let read = Tcp::parse(segment).unwrap();
+        prop_assert_eq!((read.source, read.destination), (header.source.port(), header.destination.port()));
+        prop_assert_eq!((read.sequence, read.acknowledgment), (header.sequence, header.acknowledgment));
+        prop_assert_eq!((read.flags, read.window, read.urgent), (header.flags, header.window, header.urgent));
+        prop_assert_eq!(read.payload, &payload[..]);
+        prop_assert_eq!(Options::parse(read.options, true), header.options);
+        let (source, destination) = (header.source.ip(), header.destination.ip());
+        prop_assert!(read.has_valid_checksum(source, destination));
+        let pseudo = match (source, destination) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => [&a.octets()[..], &b.octets(), &[0, tcp::PROTOCOL]].concat(),
+            (IpAddr::V6(a), IpAddr::V6(b)) => [&a.octets()[..], &b.octets(), &[0, tcp::PROTOCOL]].concat(),
+            _ => unreachable!(),
+        };
+        let sum = slow_checksum(&[&pseudo, &(segment.len() as u16).to_be_bytes()[..], segment].concat());
+        prop_assert_eq!(sum, 0);
+    }
+
+    #[test]
+    fn any_tcp_options_are_parsed(bytes in prop::collection::vec(any::<u8>(), 0..=40), is_syn: bool) {
+        let options = Options::parse(&bytes, is_syn);
+        prop_assert!(is_syn || (options.mss, options.window_scale, options.sack_permitted) == (None, None, false));
+        prop_assert!(options.window_scale.is_none_or(|shift| shift <= tcp::WINDOW_SCALE_MAX));
+    }
 
     #[test]
     fn a_frame_is_read_as_it_was_written(
@@ -184,4 +249,65 @@ fn inconsistent_lengths_are_refused() {
     for length in (0..8).chain([13]) {
         assert!(udp::Udp::parse(&[0, 1, 0, 2, 0, length, 0, 0, 1, 2, 3, 4]).is_err(), "{length}");
     }
+}
+
+/// What Linux makes of options that are not as they should be (`tcp_parse_options`).
+#[test]
+fn malformed_tcp_options_end_or_skip() {
+    let parse = |bytes: &[u8]| Options::parse(bytes, true);
+    let mss = Options { mss: Some(1460), ..Options::default() };
+    assert_eq!(parse(&[30, 4, 9, 9, 2, 4, 5, 180]), mss, "an unknown one is skipped");
+    assert_eq!(parse(&[2, 3, 5, 2, 4, 5, 180]), mss, "one of a wrong length is skipped");
+    assert_eq!(parse(&[2, 4, 5, 180, 0, 3, 3, 7]), mss, "nothing behind the end");
+    assert_eq!(parse(&[2, 4, 5, 180, 3, 1, 7]), mss, "a length that is too small ends the list");
+    assert_eq!(parse(&[2, 4, 5, 180, 3, 9, 7]), mss, "and one beyond the header");
+    assert_eq!(parse(&[2, 4, 5, 180, 3]), mss, "and a missing one");
+    assert_eq!(parse(&[2, 4, 0, 0]), Options::default(), "no segment size");
+    assert_eq!(parse(&[3, 3, 200]).window_scale, Some(14));
+    assert_eq!(parse(&[5, 9, 0, 0, 0, 1, 0, 0, 0]).sack, [None; 4], "half a block");
+}
+
+#[test]
+fn the_header_of_a_segment_has_a_valid_length() {
+    let mut segment = [0; 24];
+    for (offset, expected) in [
+        (4, Err(Error::BadLength(Layer::Tcp))),
+        (5, Ok(4)),
+        (6, Ok(0)),
+        (7, Err(Error::Truncated { layer: Layer::Tcp, needed: 28, there: 24 })),
+    ] {
+        segment[12] = offset << 4;
+        assert_eq!(Tcp::parse(&segment).map(|read| read.payload.len()), expected);
+    }
+    assert_eq!(
+        Tcp::parse(&segment[..19]),
+        Err(Error::Truncated { layer: Layer::Tcp, needed: 20, there: 19 })
+    );
+}
+
+/// The order and the padding of `tcp_options_write` in Linux.
+#[test]
+fn a_syn_of_linux_is_written_alike() {
+    let options = Options {
+        mss: Some(1460),
+        window_scale: Some(7),
+        sack_permitted: true,
+        timestamps: Some((0x0102_0304, 0)),
+        ..Options::default()
+    };
+    let header = TcpHeader {
+        source: "10.0.0.1:40000".parse().unwrap(),
+        destination: "10.0.0.2:80".parse().unwrap(),
+        sequence: 1,
+        acknowledgment: 0,
+        flags: Flags::SYN,
+        window: 64240,
+        urgent: 0,
+        options,
+    };
+    let mut bytes = [0; 60];
+    assert_eq!(header.write(&mut bytes, &[]), Ok(40));
+    let linux = [2, 4, 5, 180, 4, 2, 8, 10, 1, 2, 3, 4, 0, 0, 0, 0, 1, 3, 3, 7];
+    assert_eq!(bytes[20..40], linux);
+    assert_eq!(bytes[12], 0xa0);
 }
