@@ -12,9 +12,9 @@ use crate::xdp_support::{any_port, ipv4_layout, testbed, xdp};
 /// More than the 256 of the ring of a veth device.
 const REPLIES: u32 = 1000;
 
-/// Makes `receiver` receive what `sender` sends in a kernel thread, which gets no time of `cpu` while
-/// another thread runs there, and the device of `sender` say when it is full, instead of dropping
-/// frames.
+/// Makes `receiver` receive what `sender` sends in a kernel thread, which gets no time of `cpu`
+/// while another thread runs there, and the device of `sender` say when it is full, instead of
+/// dropping frames.
 fn receive_late(receiver: &Host, sender: &Host, cpu: usize) {
     let run = |host: &Host, program, args: &str| {
         let args: Vec<&str> = args.split_whitespace().collect();
@@ -30,7 +30,8 @@ fn receive_late(receiver: &Host, sender: &Host, cpu: usize) {
     run(sender, "tc", &format!("qdisc replace dev {} root pfifo", sender.device(0)));
 }
 
-/// The lane has nothing to receive after the request: no later batch sends what the device has left.
+/// The lane has nothing to receive after the request: no later batch sends what the device has
+/// left.
 fn replies_leave(name: &str, wait: &str) {
     if !skip::need_kernel(name, (6, 16), "veth devices that are full") {
         return;

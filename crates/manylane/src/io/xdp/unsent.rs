@@ -1,8 +1,8 @@
 //! Frames that a device did not take, because its own ring was full or the socket's send buffer is
 //! in use by frames that it has not finished.
 //!
-//! They stay in the TX ring of their queue, and go with the next batch. If none comes, a timer wakes
-//! the lane to send them: the kernel does not tell when there is room again.
+//! They stay in the TX ring of their queue, and go with the next batch. If none comes, a timer
+//! wakes the lane to send them: the kernel does not tell when there is room again.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
