@@ -91,8 +91,9 @@ pub(super) struct LaneQueues {
 const KERNEL_SOCKET: u64 = 0;
 const UNSENT_TIMER: u64 = u64::MAX;
 
-/// Maximum number of times that a lane which closes waits for a full device.
-const CLOSE_FLUSHES_MAX: u32 = 100;
+/// Maximum number of times that a lane which closes waits for a full device: 0.1 s, and what sleeps
+/// take longer than they should.
+const CLOSE_FLUSHES_MAX: u32 = 1000;
 
 /// Maximum number of events per wait; one would be enough.
 const EVENTS_MAX: usize = 8;
@@ -296,7 +297,7 @@ impl LaneQueues {
         self.process_mailbox();
     }
 
-    /// Closes the queues, after some milliseconds at most for frames that the device has to take.
+    /// Closes the queues, once the device has taken all frames, or after a fraction of a second.
     pub(super) fn close(&mut self) {
         self.current = None;
         for _ in 0..CLOSE_FLUSHES_MAX {
