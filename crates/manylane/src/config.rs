@@ -297,9 +297,9 @@ impl Builder {
     }
 
     /// Engine `xdp`: number of sources that each limit keeps state for, 1024 to 16,777,216, about
-    /// 100 bytes each. If there are more, the source that was idle longest is evicted, and has its
-    /// whole burst when it returns. The first socket of the process on a device sets the number
-    /// for all. Default: 16,384.
+    /// 100 bytes each; at least 256 for each CPU. If there are more, the source that was idle
+    /// longest is evicted, and has its whole burst when it returns. The first socket of the process
+    /// on a device sets the number for all. Default: 16,384.
     pub fn limit_sources(&mut self, sources: u32) -> &mut Self {
         self.config.xdp.sources = sources;
         self

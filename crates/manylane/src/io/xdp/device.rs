@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, XskMap};
+use aya::util::nr_cpus;
 use aya::{Ebpf, EbpfLoader};
 use manylane_bpf::abi;
 use manylane_sys::device as sys;
@@ -112,6 +113,11 @@ impl DeviceMaps {
     }
 }
 
+/// Minimum number of sources for each possible CPU. Each takes 128 free entries of a map at a time
+/// (`LOCAL_FREE_TARGET` in kernel/bpf/bpf_lru_list.c). Before Linux 6.16, which lowers that for
+/// small maps, they take entries that are in use from each other.
+const SOURCES_PER_CPU_MIN: u32 = 256;
+
 impl Device {
     fn load(index: u32, attach: AttachMode, longest: u32, sources: u32, timeout: Duration) -> Result<Self> {
         let asking = |err| Error::system(format!("querying device {index}"), err);
@@ -123,6 +129,8 @@ impl Device {
         let driver = sys::driver(&name).map_err(asking)?;
         checks::check_kind(&name, &driver, attach)?;
         let partial = u8::from(checks::may_be_partial(&driver, attach));
+        let cpus = nr_cpus().map_err(|(file, err)| Error::system(format!("reading {file}"), err))?;
+        let sources = sources.max(cpus.try_into().unwrap_or(u32::MAX).saturating_mul(SOURCES_PER_CPU_MIN));
         let mut program = EbpfLoader::new()
             .btf(None)
             .override_global("ml_may_be_partial", &partial, true)
