@@ -32,7 +32,7 @@ while IFS=$tab read -r folder program; do
 done <"$TESTS"
 # A veth device may leave the number of the sender's queue in a frame; where RPS is on, the kernel
 # takes that for the receiver's, and warns once if it has fewer.
-dmesg | grep -E "] (BUG:|WARNING: |INFO: |Oops|general protection)" | grep -v get_rps_cpu |
+dmesg | grep -E "] ([a-z]+: )?(BUG|WARNING|INFO|Oops|general protection)" | grep -v get_rps_cpu |
   sed 's/^/FAIL the kernel complains: /'
 echo DONE
 busybox poweroff -f

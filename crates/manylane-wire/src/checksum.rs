@@ -1,6 +1,8 @@
 //! The Internet checksum (RFC 1071) and pseudo headers.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::error::{Error, Result};
 
 /// A ones' complement sum that can be continued. It is kept in the byte order of the machine,
 /// which the arithmetic allows (RFC 1071, 2.B). It has 64 bits: a multiple of 16, so a carry out
@@ -86,6 +88,22 @@ impl Sum {
             .add_bytes(&destination.octets())
             .add_bytes(&length.to_be_bytes())
             .add_u16(next_header.into())
+    }
+
+    /// The pseudo header of the family of both addresses.
+    ///
+    /// # Errors
+    /// If they are of different families.
+    pub(crate) fn pseudo(source: IpAddr, destination: IpAddr, protocol: u8, length: u16) -> Result<Sum> {
+        match (source, destination) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                Ok(Self::pseudo_v4(source, destination, protocol, length))
+            }
+            (IpAddr::V6(source), IpAddr::V6(destination)) => {
+                Ok(Self::pseudo_v6(source, destination, protocol, length.into()))
+            }
+            _ => Err(Error::MixedFamilies),
+        }
     }
 
     /// The sum, folded to 16 bits. Over bytes that include a valid checksum it is `0xffff`.

@@ -322,13 +322,5 @@ impl TcpHeader {
 
 fn pseudo_header(source: IpAddr, destination: IpAddr, length: usize) -> Result<Sum> {
     let length = u16::try_from(length).map_err(|_| Error::TooLong(Layer::Tcp))?;
-    match (source, destination) {
-        (IpAddr::V4(source), IpAddr::V4(destination)) => {
-            Ok(Sum::pseudo_v4(source, destination, PROTOCOL, length))
-        }
-        (IpAddr::V6(source), IpAddr::V6(destination)) => {
-            Ok(Sum::pseudo_v6(source, destination, PROTOCOL, length.into()))
-        }
-        _ => Err(Error::MixedFamilies),
-    }
+    Sum::pseudo(source, destination, PROTOCOL, length)
 }

@@ -101,7 +101,7 @@ impl<'a> Udp<'a> {
             return if optional { Checksum::Valid } else { Checksum::Invalid };
         }
         let Ok(length) = u16::try_from(self.datagram.len()) else { return Checksum::Invalid };
-        let Ok(pseudo) = pseudo_header(source, destination, length) else { return Checksum::Invalid };
+        let Ok(pseudo) = Sum::pseudo(source, destination, PROTOCOL, length) else { return Checksum::Invalid };
         Checksum::verify(pseudo, self.datagram, self.checksum)
     }
 }
@@ -118,7 +118,7 @@ pub fn write_header(
     payload: &[u8],
 ) -> Result<()> {
     let length = datagram_len(payload.len())?;
-    let pseudo = pseudo_header(source.ip(), destination.ip(), length)?;
+    let pseudo = Sum::pseudo(source.ip(), destination.ip(), PROTOCOL, length)?;
     let (header, _) = split_mut::<HEADER_LEN>(bytes, Layer::Udp)?;
     header[..2].copy_from_slice(&source.port().to_be_bytes());
     header[2..4].copy_from_slice(&destination.port().to_be_bytes());
@@ -141,7 +141,7 @@ pub fn write_header_partial_checksum(
     payload: usize,
 ) -> Result<()> {
     let length = datagram_len(payload)?;
-    let pseudo = pseudo_header(source.ip(), destination.ip(), length)?;
+    let pseudo = Sum::pseudo(source.ip(), destination.ip(), PROTOCOL, length)?;
     let (header, _) = split_mut::<HEADER_LEN>(bytes, Layer::Udp)?;
     header[..2].copy_from_slice(&source.port().to_be_bytes());
     header[2..4].copy_from_slice(&destination.port().to_be_bytes());
@@ -160,16 +160,4 @@ pub fn nonzero_checksum(checksum: u16) -> u16 {
 /// Length of a datagram with its header.
 fn datagram_len(payload: usize) -> Result<u16> {
     u16::try_from(HEADER_LEN + payload).map_err(|_| Error::TooLong(Layer::Udp))
-}
-
-fn pseudo_header(source: IpAddr, destination: IpAddr, length: u16) -> Result<Sum> {
-    match (source, destination) {
-        (IpAddr::V4(source), IpAddr::V4(destination)) => {
-            Ok(Sum::pseudo_v4(source, destination, PROTOCOL, length))
-        }
-        (IpAddr::V6(source), IpAddr::V6(destination)) => {
-            Ok(Sum::pseudo_v6(source, destination, PROTOCOL, length.into()))
-        }
-        _ => Err(Error::MixedFamilies),
-    }
 }

@@ -181,12 +181,14 @@ on_every_variant! {
         }
         drop(out);
         for client in &clients {
-            // A device with several queues may send what comes by XDP before what came before it
-            // through the companion.
             let mut got: Vec<_> = (0..6).map(|_| client.recv()).collect();
             let mut due: Vec<_> = [0, 1, 1, 2, 2, 3].map(|round| pattern(round, 25)).into();
-            got.sort();
-            due.sort();
+            if variant.is_xdp() {
+                // A device with several queues may send what comes by XDP before what came before
+                // it through the companion.
+                got.sort();
+                due.sort();
+            }
             assert_eq!(got, due);
             assert!(client.is_idle());
         }

@@ -8,7 +8,8 @@
 //! | [`lane_queue`]: payloads, by the program's [`rx_hint`]; else lengths and checksums | the lane | invalid: counted (`malformed`, `bad_checksum`), the frame is free again |
 //! | the application | borrows the payload through the batch | - |
 //! | [`send::XdpSender`] | reply in the frame of the request, or in a free one | no free frame, no known next hop, too long: through the companion |
-//! | the TX and completion rings | the kernel, then free | TX ring full: kicked, then through the companion; device full: they wait in the ring ([`unsent`]) |
+//! | the TX and completion rings | the kernel, then free | TX ring full: kicked, then through the companion |
+//! | the same, what [`unsent`] wakes the lane for | the lane | device full: they wait in the ring |
 //!
 //! A batch comes from one source: a queue of the lane, or the companion. A lane stays with a queue
 //! for a few batches as long as they are full, and then goes on to the next queue that has frames
