@@ -38,7 +38,6 @@ use_qemu() {
 # Sets folder, kernel_image and kernel_modules (a folder named like the kernel's release, or empty).
 use_kernel() { # VERSION: of Debian's kernel for clouds, or VERSION-full: with drivers of hardware; or a flavour
   local suite package=linux-image-cloud-amd64
-  use_qemu
   folder=$root/target/vm/$1
   case ${1%-full} in
   5.10) suite=bullseye ;;
@@ -152,6 +151,7 @@ declare -a files_daemons=() inside=()
 boot() { # NAME CPUS MEMORY SECONDS SCRIPT VARIABLE=VALUE... -- OPTION...: of qemu
   local name=$1 cpus=$2 memory=$3 limit=$4 script=$5 input output
   shift 5
+  use_qemu
   mkdir -p "$folder/out"
   {
     printf 'vm_out=%q vm_script=%q vm_modules=%q\n' "$folder/out" "$script" "$kernel_modules"

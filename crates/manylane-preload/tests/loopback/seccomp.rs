@@ -75,7 +75,7 @@ fn loopback_seccomp_of_one_thread_makes_the_socket_plain() {
 }
 
 /// A filter that another thread installs for all threads (TSYNC) does not kill a thread that is
-/// closing descriptors. Takes 5 s: 60 processes for each way to close, because the filter must come
+/// closing descriptors. Takes 3 s: 60 processes for each way to close, because the filter must come
 /// into force inside a call.
 #[test]
 fn loopback_closes_during_seccomp_tsync_make_no_extra_syscalls() {
