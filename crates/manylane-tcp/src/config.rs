@@ -1,0 +1,57 @@
+//! Settings of a stack.
+
+use std::time::Duration;
+
+/// Settings of a [`Stack`](crate::Stack): of one lane, so the limits count for each lane.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Connections at most, those in the handshake included. A SYN above it is dropped.
+    pub connections_max: usize,
+    /// Connections that are not established yet, and for which something is stored, at most. The
+    /// ones above it get SYN cookies.
+    pub backlog: usize,
+    /// Connections that have buffers at most: those with data to send or to be read, or that had
+    /// some a moment ago. A segment that needs buffers when none are left is dropped, and comes
+    /// again.
+    pub buffers_max: usize,
+    /// Bytes that a connection holds until the application reads them: the window.
+    pub receive_buffer: usize,
+    /// Bytes that a connection holds until the peer has acknowledged them.
+    pub send_buffer: usize,
+    /// How long a connection without anything to do keeps its buffers.
+    pub buffers_kept: Duration,
+    /// Largest packet of the device, with its IP header.
+    pub mtu: u16,
+    /// How long data, SYN or FIN are retransmitted before the connection is given up (user timeout).
+    pub user_timeout: Duration,
+    /// Time without a segment after which the peer is asked whether it is still there, or never.
+    pub keep_alive: Option<Duration>,
+    /// How many times it is asked, a tenth of that time apart, before the connection is given up.
+    pub keep_alive_probes: u8,
+    /// How long a connection lives after the application has closed it, with the peer's end open.
+    pub orphan_timeout: Duration,
+    /// TIME-WAIT. Linux has 60 seconds, too.
+    pub time_wait: Duration,
+    /// Connections in TIME-WAIT at most. Above it, the oldest one ends early.
+    pub time_wait_max: usize,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            connections_max: 65_536,
+            backlog: 1024,
+            buffers_max: 8192,
+            receive_buffer: 64 << 10,
+            send_buffer: 64 << 10,
+            buffers_kept: Duration::from_millis(200),
+            mtu: 1500,
+            user_timeout: Duration::from_secs(60),
+            keep_alive: Some(Duration::from_secs(7200)),
+            keep_alive_probes: 9,
+            orphan_timeout: Duration::from_secs(60),
+            time_wait: Duration::from_secs(60),
+            time_wait_max: 65_536,
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! A connection: from its first SYN until nothing is left of it.
+
+use std::time::Duration;
+
+use crate::edge::{Edge, Terms};
+use crate::endpoint::Endpoint;
+use crate::flow::Flow;
+use crate::time::Time;
+
+/// How far a connection is.
+#[derive(Debug)]
+pub(crate) enum Phase {
+    /// SYNs are exchanged.
+    Handshake(Handshake),
+    /// Both sides know each other's numbers.
+    Open(Open),
+}
+
+/// A connection whose SYNs are exchanged: it is small, and there may be many in a flood.
+#[derive(Clone, Debug)]
+pub(crate) struct Handshake {
+    pub(crate) flow: Flow,
+    /// Our SYN's number.
+    pub(crate) first: u32,
+    /// The peer's SYN, if it has come.
+    pub(crate) peer: Option<PeerSyn>,
+    /// We have asked for it.
+    pub(crate) is_active: bool,
+    /// How often our SYN was sent, and when the first and the last time.
+    pub(crate) tries: u8,
+    pub(crate) begun: Time,
+    pub(crate) sent: Time,
+}
+
+/// What the peer's SYN says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PeerSyn {
+    pub(crate) sequence: u32,
+    pub(crate) window: u16,
+    pub(crate) mss: u16,
+    pub(crate) shift: Option<u8>,
+    pub(crate) sack: bool,
+    pub(crate) timestamp: Option<u32>,
+}
+
+/// A connection that is established.
+#[derive(Debug)]
+pub(crate) struct Open {
+    pub(crate) edge: Edge,
+    /// State machine and buffers, if there is anything to do.
+    pub(crate) endpoint: Option<Box<Endpoint>>,
+    /// Smoothed round trip (RFC 6298), if it is known.
+    pub(crate) round_trip: Option<Duration>,
+    /// A segment whose ACK is awaited for measuring: the number behind it, and when it was sent.
+    pub(crate) timed: Option<(u32, Time)>,
+    /// When the peer was heard last, or we began to wait for it.
+    pub(crate) heard: Time,
+    /// When it had something to do the last time.
+    pub(crate) active: Time,
+    /// Probes that the peer has not answered.
+    pub(crate) probes: u8,
+    /// It is among those whose segments are to be sent.
+    pub(crate) is_ready: bool,
+    /// The application knows that there is something to read.
+    pub(crate) told_readable: bool,
+    /// A write has found no room.
+    pub(crate) wants_to_write: bool,
+    /// The application has given it up, at this time.
+    pub(crate) orphaned: Option<Time>,
+    /// The application has aborted it: a reset is to be sent.
+    pub(crate) is_aborted: bool,
+}
+
+impl Open {
+    pub(crate) fn new(flow: Flow, terms: &Terms, round_trip: Option<Duration>, now: Time) -> Open {
+        Open {
+            edge: Edge::new(flow, terms),
+            endpoint: None,
+            round_trip,
+            timed: None,
+            heard: now,
+            active: now,
+            probes: 0,
+            is_ready: false,
+            told_readable: false,
+            wants_to_write: false,
+            orphaned: None,
+            is_aborted: false,
+        }
+    }
+
+    /// Takes the round trip that the ACK of a timed segment shows.
+    pub(crate) fn measure(&mut self, now: Time) -> Option<Duration> {
+        let (end, sent) = self.timed?;
+        if crate::sequence::is_before(self.edge.unacknowledged, end) {
+            return None;
+        }
+        self.timed = None;
+        let sample = now.since(sent);
+        self.round_trip = Some(self.round_trip.map_or(sample, |smoothed| (smoothed * 7 + sample) / 8));
+        Some(sample)
+    }
+}
+
+impl Phase {
+    pub(crate) fn flow(&self) -> &Flow {
+        match self {
+            Phase::Handshake(handshake) => &handshake.flow,
+            Phase::Open(open) => &open.edge.flow,
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! What a stack consists of, and what its parts use of each other.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+
+use manylane_wire::tcp::HEADER_LEN;
+
+use crate::config::Config;
+use crate::connection::{Open, Phase};
+use crate::counters::Counters;
+use crate::endpoint::{Endpoint, Machine, UNKNOWN_ROUND_TRIP};
+use crate::event::{Event, Reason, What};
+use crate::flow::Flow;
+use crate::output::Output;
+use crate::packet::{Control, ip_header_len};
+use crate::secret::Secret;
+use crate::table::Table;
+use crate::time::Time;
+use crate::time_wait::TimeWait;
+use crate::wheel::Wheel;
+
+/// The parts of a stack.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) config: Config,
+    pub(crate) secret: Secret,
+    pub(crate) counters: Counters,
+    pub(crate) table: Table,
+    pub(crate) time_wait: TimeWait,
+    /// Deadlines of connections, by their places.
+    pub(crate) wheel: Wheel,
+    pub(crate) machine: Machine,
+    pub(crate) listeners: Vec<SocketAddr>,
+    pub(crate) events: VecDeque<Event>,
+    /// Places of connections that have something to send, or to look after.
+    pub(crate) ready: Vec<u32>,
+    /// Connections of peers whose handshake is not complete.
+    pub(crate) backlog: usize,
+    /// Until when cookies are accepted: they were given out.
+    pub(crate) cookies_until: Option<Time>,
+    /// Endpoints that no connection has, and how many there are in all.
+    pool: Vec<Box<Endpoint>>,
+    endpoints: usize,
+}
+
+impl Core {
+    pub(crate) fn new(config: Config, secret: Secret, now: Time) -> Core {
+        Core {
+            table: Table::new(config.connections_max),
+            time_wait: TimeWait::new(config.time_wait, config.time_wait_max),
+            wheel: Wheel::new(now),
+            machine: Machine::new(secret.seed()),
+            listeners: Vec::new(),
+            events: VecDeque::new(),
+            ready: Vec::new(),
+            backlog: 0,
+            cookies_until: None,
+            pool: Vec::new(),
+            endpoints: 0,
+            counters: Counters::default(),
+            secret,
+            config,
+        }
+    }
+
+    /// Sends a segment without payload.
+    pub(crate) fn send(&mut self, control: &Control, out: &mut impl Output) -> bool {
+        let is_sent = control.send(out);
+        *(if is_sent { &mut self.counters.segments_out } else { &mut self.counters.output_full }) += 1;
+        is_sent
+    }
+
+    /// Tells the application what has happened.
+    pub(crate) fn tell(&mut self, index: u32, what: What) {
+        if let Some(id) = self.table.id(index) {
+            self.events.push_back(Event { id, what });
+        }
+    }
+
+    /// Notes that a connection has something to send, or to look after.
+    pub(crate) fn mark_ready(&mut self, index: u32) {
+        match self.table.phase_mut(index) {
+            Some(Phase::Open(open)) if open.is_ready => return,
+            Some(Phase::Open(open)) => open.is_ready = true,
+            Some(Phase::Handshake(_)) => {}
+            None => return,
+        }
+        self.ready.push(index);
+    }
+
+    /// Ends a connection. The application is told why, if it has not given it up.
+    pub(crate) fn end(&mut self, index: u32, reason: Reason) {
+        let is_told = match self.table.phase(index) {
+            Some(Phase::Open(open)) => open.orphaned.is_none() && !open.is_aborted,
+            Some(Phase::Handshake(handshake)) => handshake.is_active,
+            None => return,
+        };
+        if is_told {
+            self.tell(index, What::Closed(reason));
+        }
+        self.wheel.cancel(index);
+        match self.table.remove(&self.secret, index) {
+            Some(Phase::Open(open)) => {
+                if let Some(endpoint) = open.endpoint {
+                    self.pool.push(endpoint);
+                }
+            }
+            Some(Phase::Handshake(handshake)) if !handshake.is_active => self.backlog -= 1,
+            _ => {}
+        }
+    }
+
+    /// Gives a connection a state machine and buffers, if it has none. False if none are left.
+    pub(crate) fn wake(&mut self, index: u32, now: Time) -> bool {
+        let Some(Phase::Open(open)) = self.table.phase_mut(index) else { return false };
+        if open.endpoint.is_some() {
+            return true;
+        }
+        let mut endpoint = match self.pool.pop() {
+            Some(endpoint) => endpoint,
+            None if self.endpoints < self.config.buffers_max => {
+                self.endpoints += 1;
+                Box::new(Endpoint::new(self.config.receive_buffer, self.config.send_buffer))
+            }
+            None => return false,
+        };
+        let round_trip = open.round_trip.unwrap_or(UNKNOWN_ROUND_TRIP);
+        if !endpoint.open(&mut self.machine, &mut open.edge, now, round_trip) {
+            self.pool.push(endpoint);
+            return false;
+        }
+        open.endpoint = Some(endpoint);
+        self.counters.buffers_taken += 1;
+        true
+    }
+
+    /// Takes the state machine and the buffers of a connection that has nothing to do.
+    pub(crate) fn rest(&mut self, index: u32) {
+        if let Some(Phase::Open(Open { endpoint, .. })) = self.table.phase_mut(index)
+            && let Some(endpoint) = endpoint.take()
+        {
+            self.pool.push(endpoint);
+        }
+    }
+
+    /// Largest payload of a segment without options that we take and send.
+    pub(crate) fn own_mss(&self, flow: &Flow) -> u16 {
+        let headers = ip_header_len(flow) + HEADER_LEN;
+        self.config.mtu.saturating_sub(u16::try_from(headers).unwrap_or(u16::MAX))
+    }
+
+    /// Shift of our windows: the least that lets one say the size of the buffer.
+    pub(crate) fn own_shift(&self) -> u8 {
+        let bits = usize::BITS - self.config.receive_buffer.leading_zeros();
+        u8::try_from(bits.saturating_sub(16)).unwrap_or(0)
+    }
+
+    /// The window of a SYN, which is not shifted.
+    pub(crate) fn first_window(&self) -> u16 {
+        u16::try_from(self.config.receive_buffer).unwrap_or(u16::MAX)
+    }
+
+    /// True if connections to this address are accepted.
+    pub(crate) fn is_listening(&self, local: SocketAddr) -> bool {
+        self.listeners.iter().any(|listener| {
+            listener.port() == local.port()
+                && listener.is_ipv4() == local.is_ipv4()
+                && (listener.ip().is_unspecified() || listener.ip() == local.ip())
+        })
+    }
+
+    /// Buffers that are used now, and that there are.
+    pub(crate) fn buffers(&self) -> (usize, usize) {
+        (self.endpoints - self.pool.len(), self.endpoints)
+    }
+}

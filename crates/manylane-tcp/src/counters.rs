@@ -1,0 +1,57 @@
+//! Counts of a stack.
+
+macro_rules! counters {
+    ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
+        /// Counts since the start. Each segment that came in is in `segments_in` once; the fields
+        /// that begin with `dropped` are those which reached no connection, each in one of them.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct Counters {
+            $($(#[doc = $doc])+ pub $name: u64,)+
+        }
+
+        impl Counters {
+            /// Names and values.
+            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+                [$((stringify!($name), self.$name)),+].into_iter()
+            }
+        }
+    };
+}
+
+counters! {
+    /// Packets given to the stack.
+    segments_in,
+    /// Packets that it has sent.
+    segments_out,
+    /// Connections accepted.
+    accepted,
+    /// Connections that we asked for and that were established.
+    connected,
+    /// SYNs that were answered with a cookie.
+    cookies_sent,
+    /// Connections accepted by a cookie.
+    cookies_accepted,
+    /// Resets sent: for unknown connections, and by the application's abort.
+    resets_sent,
+    /// Challenge ACKs sent (RFC 5961).
+    challenges_sent,
+    /// Segments sent again.
+    retransmitted,
+    /// Segments that were not sent because the output had no space. They are sent later.
+    output_full,
+    /// Connections that got buffers.
+    buffers_taken,
+    /// Dropped: not TCP over IP, inconsistent lengths, fragments, addresses that no sender may have.
+    dropped_malformed,
+    /// Dropped: wrong checksum.
+    dropped_checksum,
+    /// Dropped: no connection has these addresses, and no port is listened on.
+    dropped_unknown,
+    /// Dropped: SYNs above the number of connections.
+    dropped_full,
+    /// Dropped: segments that needed buffers when none were left.
+    dropped_no_buffers,
+    /// Dropped: resets and SYNs outside of what RFC 5961 accepts, old time stamps (RFC 7323),
+    /// numbers outside of the window.
+    dropped_unacceptable,
+}

@@ -1,0 +1,187 @@
+//! What smoltcp takes for a network device: one packet goes in, one comes out.
+
+use std::net::Ipv4Addr;
+
+use manylane_wire::tcp::{HEADER_LEN, OPTIONS_LEN_MAX, PROTOCOL, TcpHeader};
+use smoltcp::phy::{ChecksumCapabilities, Device, DeviceCapabilities, Medium, RxToken, TxToken};
+use smoltcp::time::Instant;
+
+use crate::edge::{Edge, INNER_IP_LEN, Sent};
+use crate::output::Output;
+use crate::time::Time;
+
+/// The addresses of every connection, as smoltcp sees it.
+pub(crate) const INNER_LOCAL: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+pub(crate) const INNER_REMOTE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+/// Largest packet: as large as IPv4 allows, because the MSS of the connection decides.
+const MTU: usize = 65_535;
+
+fn capabilities() -> DeviceCapabilities {
+    let mut capabilities = DeviceCapabilities::default();
+    capabilities.medium = Medium::Ip;
+    capabilities.max_transmission_unit = MTU;
+    // The stack has verified them, and writes its own.
+    capabilities.checksum = ChecksumCapabilities::ignored();
+    capabilities
+}
+
+/// Writes the IP header in front of a segment from the peer.
+pub(crate) fn write_inner_ip(packet: &mut [u8]) {
+    let length = u16::try_from(packet.len()).unwrap_or(u16::MAX);
+    let [l0, l1] = length.to_be_bytes();
+    let Some(header) = packet.first_chunk_mut::<INNER_IP_LEN>() else { return };
+    // Don't fragment, 64 hops, no checksum.
+    header[..12].copy_from_slice(&[0x45, 0, l0, l1, 0, 0, 0x40, 0, 64, PROTOCOL, 0, 0]);
+    header[12..16].copy_from_slice(&INNER_REMOTE.octets());
+    header[16..].copy_from_slice(&INNER_LOCAL.octets());
+}
+
+/// The device of a connection: what smoltcp sends becomes a packet of ours in the output.
+pub(crate) struct Wire<'a, O> {
+    received: Option<&'a [u8]>,
+    edge: &'a mut Edge,
+    out: &'a mut O,
+    now: Time,
+    sent: Option<Sent>,
+}
+
+impl<'a, O: Output> Wire<'a, O> {
+    pub(crate) fn new(
+        received: Option<&'a [u8]>,
+        edge: &'a mut Edge,
+        out: &'a mut O,
+        now: Time,
+    ) -> Wire<'a, O> {
+        Wire { received, edge, out, now, sent: None }
+    }
+
+    /// What was sent, if anything was.
+    pub(crate) fn sent(&self) -> Option<Sent> {
+        self.sent
+    }
+
+    /// Largest packet of the connection.
+    fn space_needed(&self) -> usize {
+        self.edge.inner_start() + INNER_IP_LEN + HEADER_LEN + OPTIONS_LEN_MAX + usize::from(self.edge.mss)
+    }
+}
+
+/// A received packet.
+pub(crate) struct Received<'a>(&'a [u8]);
+
+impl RxToken for Received<'_> {
+    fn consume<R, F: FnOnce(&[u8]) -> R>(self, read: F) -> R {
+        read(self.0)
+    }
+}
+
+/// Space for a packet to send.
+pub(crate) struct Space<'a, 'b, O>(&'b mut Wire<'a, O>);
+
+impl<O: Output> TxToken for Space<'_, '_, O> {
+    fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, length: usize, write: F) -> R {
+        let wire = self.0;
+        let (start, needed) = (wire.edge.inner_start(), wire.space_needed());
+        let space = wire.out.space(needed).filter(|space| space.len() >= start + length);
+        let Some(space) = space else {
+            // Only the answer to a segment comes here without having asked for space. It is lost.
+            return write(&mut vec![0; length]);
+        };
+        let result = write(&mut space[start..start + length]);
+        if let Some((length, sent)) = wire.edge.translate(space, length, wire.now) {
+            wire.out.send(length);
+            wire.sent = Some(sent);
+        }
+        result
+    }
+}
+
+impl<'d, O: Output> Device for Wire<'d, O> {
+    type RxToken<'a>
+        = Received<'d>
+    where
+        Self: 'a;
+    type TxToken<'a>
+        = Space<'d, 'a, O>
+    where
+        Self: 'a;
+
+    fn receive(&mut self, _: Instant) -> Option<(Received<'d>, Space<'d, '_, O>)> {
+        let packet = self.received.take()?;
+        Some((Received(packet), Space(self)))
+    }
+
+    fn transmit(&mut self, _: Instant) -> Option<Space<'d, '_, O>> {
+        let needed = self.space_needed();
+        self.out.space(needed)?;
+        Some(Space(self))
+    }
+
+    fn capabilities(&self) -> DeviceCapabilities {
+        capabilities()
+    }
+}
+
+/// Length of the packets of a handshake.
+const REHEARSAL_LEN: usize = INNER_IP_LEN + HEADER_LEN + OPTIONS_LEN_MAX;
+
+/// The device of a handshake that only smoltcp sees.
+pub(crate) struct Rehearsal {
+    received: ([u8; REHEARSAL_LEN], usize),
+    sent: ([u8; REHEARSAL_LEN], usize),
+}
+
+impl Default for Rehearsal {
+    fn default() -> Rehearsal {
+        Rehearsal { received: ([0; REHEARSAL_LEN], 0), sent: ([0; REHEARSAL_LEN], 0) }
+    }
+}
+
+impl Rehearsal {
+    /// Puts a segment where smoltcp finds it.
+    pub(crate) fn receive(&mut self, header: &TcpHeader) {
+        let (bytes, length) = &mut self.received;
+        *length = header.write(&mut bytes[INNER_IP_LEN..], &[]).map_or(0, |header| INNER_IP_LEN + header);
+        write_inner_ip(&mut bytes[..*length]);
+    }
+
+    /// The segment that smoltcp has sent last.
+    pub(crate) fn sent(&self) -> Option<&[u8]> {
+        self.sent.0[..self.sent.1].get(INNER_IP_LEN..)
+    }
+}
+
+/// Space for an answer.
+pub(crate) struct Answer<'a>(&'a mut ([u8; REHEARSAL_LEN], usize));
+
+impl TxToken for Answer<'_> {
+    fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, length: usize, write: F) -> R {
+        let (bytes, sent) = self.0;
+        match bytes.get_mut(..length) {
+            Some(bytes) => {
+                *sent = length;
+                write(bytes)
+            }
+            None => write(&mut vec![0; length]),
+        }
+    }
+}
+
+impl Device for Rehearsal {
+    type RxToken<'a> = Received<'a>;
+    type TxToken<'a> = Answer<'a>;
+
+    fn receive(&mut self, _: Instant) -> Option<(Received<'_>, Answer<'_>)> {
+        let (bytes, length) = &mut self.received;
+        let length = std::mem::take(length);
+        (length > 0).then(|| (Received(&bytes[..length]), Answer(&mut self.sent)))
+    }
+
+    fn transmit(&mut self, _: Instant) -> Option<Answer<'_>> {
+        Some(Answer(&mut self.sent))
+    }
+
+    fn capabilities(&self) -> DeviceCapabilities {
+        capabilities()
+    }
+}

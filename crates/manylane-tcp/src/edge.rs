@@ -1,0 +1,311 @@
+//! The edge of a connection: its numbers as they are on the wire, what of a segment may pass to the
+//! state machine, and how a segment of the state machine becomes one of ours.
+//!
+//! The state machine (`endpoint.rs`) has initial sequence numbers, a window scale and addresses of
+//! its own. Here they are translated. Here are also what it lacks: resets and SYNs are checked as
+//! in RFC 5961, time stamps are those of RFC 7323, and nothing passes that is outside of the
+//! window which was advertised.
+
+use manylane_wire::tcp::{Flags, Options, Tcp, TcpHeader};
+
+use crate::flow::Flow;
+use crate::packet::{Control, Segment, ip_header_len, length32, write_headers};
+use crate::sequence::{is_before, later};
+use crate::time::Time;
+
+/// Length of the time stamps among the options.
+pub(crate) const TIMESTAMPS_LEN: usize = 12;
+/// Length of the IP header that the state machine writes and reads.
+pub(crate) const INNER_IP_LEN: usize = 20;
+/// Least time between challenge ACKs of a connection, so that they are no amplifier (RFC 5961,
+/// section 7).
+const CHALLENGE_INTERVAL_US: u64 = 500_000;
+
+/// What the handshake has found out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Terms {
+    /// Our first number after SYN, and the peer's.
+    pub(crate) send_from: u32,
+    pub(crate) receive_from: u32,
+    /// Bytes of payload in a segment, at most.
+    pub(crate) mss: u16,
+    /// The peer's window, in bytes.
+    pub(crate) window: u32,
+    /// The window that we have advertised, in bytes.
+    pub(crate) advertised: u32,
+    /// Shifts of both sides' windows, if both scale.
+    pub(crate) shifts: Option<(u8, u8)>,
+    pub(crate) sack: bool,
+    /// The peer's last time stamp, if both send them.
+    pub(crate) timestamp: Option<u32>,
+}
+
+/// What is to be done with a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// The state machine gets it.
+    Pass(Passed),
+    /// The connection is reset.
+    Reset,
+    /// It is answered with an ACK that says what we expect.
+    Acknowledge,
+    /// The same, but not more often than allowed.
+    Challenge,
+    /// Nothing.
+    Drop,
+}
+
+/// What the state machine gets of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Passed {
+    /// Bytes of its payload: what is within the window.
+    pub(crate) payload: usize,
+    pub(crate) fin: bool,
+    pub(crate) acknowledgment: u32,
+    pub(crate) window: u16,
+}
+
+/// What was sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sent {
+    /// Bytes of payload.
+    pub(crate) payload: usize,
+    /// Some of them had been sent before.
+    pub(crate) again: bool,
+}
+
+/// Numbers of a connection, on the wire.
+#[derive(Clone, Debug)]
+pub(crate) struct Edge {
+    pub(crate) flow: Flow,
+    /// The oldest number that the peer has not acknowledged, and the one after the last sent.
+    pub(crate) unacknowledged: u32,
+    pub(crate) send_next: u32,
+    /// The next number that we expect, and the one after the window that we have advertised.
+    pub(crate) receive_next: u32,
+    pub(crate) receive_edge: u32,
+    /// The number that we have acknowledged last.
+    pub(crate) acknowledged: u32,
+    /// The peer's window, in bytes.
+    pub(crate) window: u32,
+    /// Numbers of the segment that has told it.
+    window_sequence: u32,
+    window_acknowledgment: u32,
+    pub(crate) mss: u16,
+    /// Shift of the peer's windows, and of ours.
+    pub(crate) send_shift: u8,
+    receive_shift: u8,
+    /// Shift of the state machine's windows.
+    pub(crate) inner_shift: u8,
+    /// What is added to a number of the state machine to get ours.
+    pub(crate) offset: u32,
+    pub(crate) sack: bool,
+    timestamps: bool,
+    recent: u32,
+    challenged: Option<Time>,
+}
+
+impl Edge {
+    pub(crate) fn new(flow: Flow, terms: &Terms) -> Edge {
+        let (send_shift, receive_shift) = terms.shifts.unwrap_or((0, 0));
+        Edge {
+            flow,
+            unacknowledged: terms.send_from,
+            send_next: terms.send_from,
+            receive_next: terms.receive_from,
+            receive_edge: terms.receive_from.wrapping_add(terms.advertised),
+            acknowledged: terms.receive_from,
+            window: terms.window,
+            window_sequence: terms.receive_from.wrapping_sub(1),
+            window_acknowledgment: terms.send_from,
+            mss: terms.mss,
+            send_shift,
+            receive_shift,
+            inner_shift: 0,
+            offset: 0,
+            sack: terms.sack,
+            timestamps: terms.timestamp.is_some(),
+            recent: terms.timestamp.unwrap_or(0),
+            challenged: None,
+        }
+    }
+
+    /// Bytes that were sent and not acknowledged.
+    pub(crate) fn in_flight(&self) -> u32 {
+        self.send_next.wrapping_sub(self.unacknowledged)
+    }
+
+    /// Judges a segment, in the order of RFC 9293, section 3.10.7.4, and notes the peer's time stamp
+    /// and window.
+    pub(crate) fn judge(&mut self, segment: &Segment) -> Verdict {
+        let starts_in_window = self.is_in_window(segment.sequence);
+        if segment.has(Flags::RST) {
+            return match segment.sequence == self.receive_next {
+                true => Verdict::Reset,
+                false if starts_in_window => Verdict::Challenge,
+                false => Verdict::Drop,
+            };
+        }
+        if self.is_old(segment) {
+            return Verdict::Challenge;
+        }
+        let room = self.receive_edge.wrapping_sub(segment.sequence).cast_signed();
+        let payload = usize::try_from(room).unwrap_or(0).min(segment.payload);
+        let is_acceptable = match segment.payload {
+            0 => starts_in_window || segment.sequence == self.receive_next,
+            _ => payload > 0 && is_before(self.receive_next, segment.end()),
+        };
+        if !is_acceptable {
+            // Data or FIN again, whose ACK was lost, or a probe of our window: its sender waits.
+            let is_waiting = segment.payload > 0 || segment.has(Flags::FIN);
+            return if is_waiting { Verdict::Acknowledge } else { Verdict::Challenge };
+        }
+        if segment.has(Flags::SYN) {
+            return Verdict::Challenge;
+        }
+        if !segment.has(Flags::ACK) {
+            return Verdict::Drop;
+        }
+        // What we have never sent is not acknowledged, and neither is what lies far back (RFC 5961,
+        // section 5.2).
+        let acknowledged = segment.acknowledgment.wrapping_sub(self.unacknowledged).cast_signed();
+        if is_before(self.send_next, segment.acknowledgment) || acknowledged < -MAX_WINDOW {
+            return Verdict::Challenge;
+        }
+        if let (true, Some((value, _))) = (self.timestamps, segment.options.timestamps)
+            && !is_before(self.acknowledged, segment.sequence)
+        {
+            self.recent = value;
+        }
+        let fin = segment.has(Flags::FIN) && payload == segment.payload;
+        if acknowledged < 0 && payload == 0 && !fin {
+            return Verdict::Drop;
+        }
+        // A segment that was overtaken does not tell the window of now.
+        let is_newer = is_before(self.window_sequence, segment.sequence)
+            || self.window_sequence == segment.sequence
+                && !is_before(segment.acknowledgment, self.window_acknowledgment);
+        if is_newer {
+            self.window = u32::from(segment.window) << self.send_shift;
+            self.window_sequence = segment.sequence;
+            self.window_acknowledgment = segment.acknowledgment;
+        }
+        Verdict::Pass(Passed {
+            payload,
+            fin,
+            // With an older one, the state machine would drop the data.
+            acknowledgment: later(segment.acknowledgment, self.unacknowledged),
+            window: u16::try_from(self.window >> self.send_shift).unwrap_or(u16::MAX),
+        })
+    }
+
+    /// True if a segment is of the time before the numbers wrapped (PAWS, RFC 7323, section 5).
+    fn is_old(&self, segment: &Segment) -> bool {
+        self.timestamps && segment.options.timestamps.is_some_and(|(value, _)| is_before(value, self.recent))
+    }
+
+    /// True if a number is within the window that we have advertised.
+    fn is_in_window(&self, sequence: u32) -> bool {
+        !is_before(sequence, self.receive_next)
+            && is_before(sequence, later(self.receive_edge, self.receive_next.wrapping_add(1)))
+    }
+
+    /// An ACK of what we expect, if enough time has passed since the last one.
+    pub(crate) fn challenge(&mut self, now: Time) -> Option<Control> {
+        if self.challenged.is_some_and(|at| now.0 < at.0 + CHALLENGE_INTERVAL_US) {
+            return None;
+        }
+        self.challenged = Some(now);
+        Some(self.control(Flags::ACK, self.send_next, now))
+    }
+
+    /// A segment without payload, with the numbers and the window of now.
+    pub(crate) fn control(&self, flags: Flags, sequence: u32, now: Time) -> Control {
+        let window = self.receive_edge.wrapping_sub(self.receive_next) >> self.receive_shift;
+        Control {
+            flow: self.flow,
+            sequence,
+            acknowledgment: self.receive_next,
+            flags,
+            window: u16::try_from(window).unwrap_or(u16::MAX),
+            options: self.options(now),
+        }
+    }
+
+    /// The peer's last time stamp, if both sides send them.
+    pub(crate) fn recent_timestamp(&self) -> Option<u32> {
+        self.timestamps.then_some(self.recent)
+    }
+
+    /// Options of each segment.
+    fn options(&self, now: Time) -> Options {
+        Options { timestamps: self.timestamps.then(|| (timestamp(now), self.recent)), ..Options::default() }
+    }
+
+    /// Where the state machine's packet has to begin, so that its payload is where ours has to be.
+    pub(crate) fn inner_start(&self) -> usize {
+        let options = if self.timestamps { TIMESTAMPS_LEN } else { 0 };
+        ip_header_len(&self.flow) + options - INNER_IP_LEN
+    }
+
+    /// Makes a packet of ours of one of the state machine, `length` bytes from
+    /// [`inner_start`](Self::inner_start) on. Returns the length of ours and what it has sent, or
+    /// `None` if it is none that leaves.
+    pub(crate) fn translate(&mut self, packet: &mut [u8], length: usize, now: Time) -> Option<(usize, Sent)> {
+        let start = self.inner_start() + INNER_IP_LEN;
+        let inner = Tcp::parse(packet.get(start..start + length.checked_sub(INNER_IP_LEN)?)?).ok()?;
+        let payload = inner.payload.len();
+        let payload_at = start + inner.segment.len() - payload;
+        let mut options = self.options(now);
+        let inner_options = Options::parse(inner.options, false);
+        if payload == 0 && self.sack {
+            options.sack = inner_options.sack;
+        }
+        let sequence = inner.sequence.wrapping_add(self.offset);
+        let header = TcpHeader {
+            source: self.flow.local(),
+            destination: self.flow.remote(),
+            sequence,
+            acknowledgment: inner.acknowledgment,
+            flags: inner.flags,
+            window: self.scale(inner.window),
+            urgent: 0,
+            options,
+        };
+        let sent = self.note(&header, payload);
+        let tcp_length = header.encoded_len().ok()?;
+        let place = ip_header_len(&self.flow) + tcp_length;
+        if payload > 0 && place != payload_at {
+            packet.copy_within(payload_at..payload_at + payload, place);
+        }
+        Some((write_headers(packet, &header, tcp_length, payload)?, sent))
+    }
+
+    /// A window of the state machine as one of ours.
+    fn scale(&self, window: u16) -> u16 {
+        let bytes = u32::from(window) << self.inner_shift;
+        u16::try_from(bytes >> self.receive_shift).unwrap_or(u16::MAX)
+    }
+
+    /// Notes what is being sent.
+    fn note(&mut self, header: &TcpHeader, payload: usize) -> Sent {
+        let fin = u32::from(header.flags.contains(Flags::FIN));
+        let end = header.sequence.wrapping_add(length32(payload)).wrapping_add(fin);
+        let again = end != header.sequence && is_before(header.sequence, self.send_next);
+        self.send_next = later(self.send_next, end);
+        self.acknowledged = header.acknowledgment;
+        self.receive_next = later(self.receive_next, header.acknowledgment);
+        let window = u32::from(header.window) << self.receive_shift;
+        self.receive_edge = later(self.receive_edge, header.acknowledgment.wrapping_add(window));
+        Sent { payload, again }
+    }
+}
+
+/// Largest window (RFC 7323, section 2.3).
+const MAX_WINDOW: i32 = 1 << 30;
+
+/// Our time stamp: milliseconds, as in Linux.
+#[expect(clippy::cast_possible_truncation, reason = "time stamps wrap")]
+pub(crate) const fn timestamp(now: Time) -> u32 {
+    (now.0 / 1000) as u32
+}

@@ -1,0 +1,220 @@
+//! Established connections: segments that come in, and what is sent when something is due.
+
+use manylane_wire::tcp::Flags;
+
+use crate::connection::{Open, Phase};
+use crate::core::Core;
+use crate::edge::{Sent, Verdict};
+use crate::endpoint::Progress;
+use crate::event::{Reason, What};
+use crate::output::Output;
+use crate::packet::Segment;
+use crate::time::Time;
+
+/// Takes a segment of an established connection, in place.
+pub(crate) fn input<O: Output>(
+    core: &mut Core,
+    index: u32,
+    packet: &mut [u8],
+    segment: &Segment,
+    now: Time,
+    out: &mut O,
+) {
+    let Some(Phase::Open(open)) = core.table.phase_mut(index) else { return };
+    let passed = match open.edge.judge(segment) {
+        Verdict::Pass(passed) => passed,
+        Verdict::Reset => return core.end(index, Reason::Reset),
+        verdict => {
+            let answer = match verdict {
+                Verdict::Acknowledge => Some(open.edge.control(Flags::ACK, open.edge.send_next, now)),
+                Verdict::Challenge => open.edge.challenge(now),
+                _ => None,
+            };
+            core.counters.dropped_unacceptable += 1;
+            if let Some(answer) = answer {
+                core.counters.challenges_sent += u64::from(verdict == Verdict::Challenge);
+                core.send(&answer, out);
+            }
+            return;
+        }
+    };
+    (open.heard, open.probes) = (now, 0);
+    let has_data = passed.payload > 0 || passed.fin;
+    if open.endpoint.is_none() && !has_data {
+        // All that it says is in the edge now.
+        return;
+    }
+    if open.orphaned.is_some() && passed.payload > 0 {
+        // No one will read it, and the peer has to know.
+        return abort(core, index);
+    }
+    if !core.wake(index, now) {
+        core.counters.dropped_no_buffers += 1;
+        return;
+    }
+    let Some(Phase::Open(open)) = core.table.phase_mut(index) else { return };
+    let Some(endpoint) = &mut open.endpoint else { return };
+    open.active = now;
+    let sent = endpoint.input(&mut core.machine, &mut open.edge, packet, segment, &passed, now, out);
+    if let Some(sent) = sent {
+        core.counters.segments_out += 1;
+        note_sent(open, &sent, now);
+    }
+    open.measure(now);
+    tell_news(core, index);
+    core.mark_ready(index);
+}
+
+/// Tells the application what a segment has brought.
+fn tell_news(core: &mut Core, index: u32) {
+    let least = core.config.send_buffer / 3;
+    let Some(Phase::Open(open)) = core.table.phase_mut(index) else { return };
+    let Some(endpoint) = &open.endpoint else { return };
+    if open.orphaned.is_some() {
+        return;
+    }
+    let is_readable = endpoint.readable() > 0 || endpoint.has_peer_finished();
+    let tell_readable = is_readable && !std::mem::replace(&mut open.told_readable, is_readable);
+    // Not for each segment that is acknowledged: a third, as in Linux.
+    let tell_writable = open.wants_to_write && endpoint.writable() > least;
+    open.wants_to_write &= !tell_writable;
+    if tell_readable {
+        core.tell(index, What::Readable);
+    }
+    if tell_writable {
+        core.tell(index, What::Writable);
+    }
+}
+
+/// The application gives a connection up, and the peer is told by a reset.
+pub(crate) fn abort(core: &mut Core, index: u32) {
+    if let Some(Phase::Open(open)) = core.table.phase_mut(index) {
+        open.is_aborted = true;
+        core.mark_ready(index);
+    }
+}
+
+/// Sends what is due, ends what is over, and sets the next deadline. False if the output is full.
+pub(crate) fn drive<O: Output>(core: &mut Core, index: u32, now: Time, out: &mut O) -> bool {
+    let Some(Phase::Open(open)) = core.table.phase_mut(index) else { return true };
+    open.is_ready = false;
+    let is_orphan_over = open.orphaned.is_some_and(|at| now.since(at) >= core.config.orphan_timeout);
+    if open.is_aborted || is_orphan_over {
+        let reset = open.edge.control(Flags::RST.with(Flags::ACK), open.edge.send_next, now);
+        if !core.send(&reset, out) {
+            return false;
+        }
+        core.counters.resets_sent += 1;
+        core.end(index, Reason::Finished);
+        return true;
+    }
+    if open.endpoint.is_some() {
+        drive_endpoint(core, index, now, out)
+    } else {
+        drive_idle(core, index, now, out)
+    }
+}
+
+/// The same for a connection with a state machine.
+fn drive_endpoint<O: Output>(core: &mut Core, index: u32, now: Time, out: &mut O) -> bool {
+    let Some(Phase::Open(open)) = core.table.phase_mut(index) else { return true };
+    let Some(endpoint) = &mut open.endpoint else { return true };
+    let mut due = endpoint.deadline(&mut core.machine, now);
+    while due.is_some_and(|at| at <= now) {
+        let was_idle = open.edge.in_flight() == 0;
+        let Some(sent) = endpoint.output(&mut core.machine, &mut open.edge, now, out) else {
+            if endpoint.progress() == Progress::Going && out.space(1).is_none() {
+                core.counters.output_full += 1;
+                return false;
+            }
+            break;
+        };
+        core.counters.segments_out += 1;
+        core.counters.retransmitted += u64::from(sent.again);
+        if was_idle && open.edge.in_flight() > 0 {
+            open.heard = now;
+        }
+        open.active = now;
+        open.timed = timed(open.timed, &open.edge, &sent, now);
+        due = endpoint.deadline(&mut core.machine, now);
+    }
+    let is_waiting = open.edge.in_flight() > 0 || endpoint.unacknowledged() > 0;
+    let give_up = open.heard + core.config.user_timeout;
+    if is_waiting && now >= give_up {
+        core.end(index, Reason::TimedOut);
+        return true;
+    }
+    let progress = endpoint.progress();
+    if progress != Progress::Going && (endpoint.readable() == 0 || open.orphaned.is_some()) {
+        finish(core, index, progress, now);
+        return true;
+    }
+    let rest_at = open.active + core.config.buffers_kept;
+    let is_idle = endpoint.is_idle(&open.edge);
+    if is_idle && now >= rest_at {
+        core.rest(index);
+        return drive_idle(core, index, now, out);
+    }
+    let orphan_at = open.orphaned.map(|at| at + core.config.orphan_timeout);
+    let deadlines = [due, is_waiting.then_some(give_up), is_idle.then_some(rest_at), orphan_at];
+    set_deadline(core, index, deadlines.into_iter().flatten().min());
+    true
+}
+
+/// The same for a connection that has nothing to do: the peer is asked whether it is still there.
+fn drive_idle(core: &mut Core, index: u32, now: Time, out: &mut impl Output) -> bool {
+    let Some(Phase::Open(open)) = core.table.phase_mut(index) else { return true };
+    let (orphan_at, keep_alive) =
+        (open.orphaned.map(|at| at + core.config.orphan_timeout), core.config.keep_alive);
+    let probe_at = keep_alive.map(|time| open.heard + time + time / 10 * u32::from(open.probes));
+    if probe_at.is_some_and(|at| now >= at) {
+        if open.probes >= core.config.keep_alive_probes {
+            core.end(index, Reason::TimedOut);
+            return true;
+        }
+        // One that was sent before: the peer answers with what it expects (RFC 9293, section 3.8.4).
+        let probe = open.edge.control(Flags::ACK, open.edge.send_next.wrapping_sub(1), now);
+        open.probes += 1;
+        core.send(&probe, out);
+        return drive_idle(core, index, now, out);
+    }
+    set_deadline(core, index, [orphan_at, probe_at].into_iter().flatten().min());
+    true
+}
+
+fn set_deadline(core: &mut Core, index: u32, at: Option<Time>) {
+    match at {
+        Some(at) => core.wheel.set(index, at),
+        None => core.wheel.cancel(index),
+    }
+}
+
+/// Both sides have closed it: what has to be remembered of it is.
+fn finish(core: &mut Core, index: u32, progress: Progress, now: Time) {
+    if let (Progress::TimeWait, Some(Phase::Open(open))) = (progress, core.table.phase(index)) {
+        let edge = &open.edge;
+        let numbers = (edge.send_next, edge.receive_next);
+        core.time_wait.add(&core.secret, edge.flow, numbers, edge.recent_timestamp(), now);
+    }
+    core.end(index, Reason::Finished);
+}
+
+/// Notes that an answer was sent while a segment was taken.
+fn note_sent(open: &mut Open, sent: &Sent, now: Time) {
+    open.timed = timed(open.timed, &open.edge, sent, now);
+}
+
+/// The segment whose ACK is awaited for measuring, after one was sent: none that was sent twice
+/// (Karn's algorithm, RFC 6298, section 3).
+fn timed(
+    timed: Option<(u32, Time)>,
+    edge: &crate::edge::Edge,
+    sent: &Sent,
+    now: Time,
+) -> Option<(u32, Time)> {
+    match timed {
+        _ if sent.again => None,
+        None if sent.payload > 0 => Some((edge.send_next, now)),
+        _ => timed,
+    }
+}

@@ -1,0 +1,48 @@
+//! What a stack tells the application.
+
+/// A connection. It is never that of another one, also when its place is taken again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Id {
+    pub(crate) index: u32,
+    pub(crate) generation: u32,
+}
+
+/// What happened to a connection since the last event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// The connection.
+    pub id: Id,
+    /// What happened.
+    pub what: What,
+}
+
+/// What happened to a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// A peer has connected to a port that is listened on.
+    Accepted,
+    /// The peer has accepted our connection.
+    Connected,
+    /// There may be bytes to read, or the peer's end of its data. Comes once until the application
+    /// has read all there is.
+    Readable,
+    /// A write that took less than it was given may take more now.
+    Writable,
+    /// The connection is over. Its id is no longer valid.
+    Closed(Reason),
+}
+
+/// Why a connection is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Both sides have closed it.
+    Finished,
+    /// The peer has reset it.
+    Reset,
+    /// The peer has refused it: a reset in place of an answer to our SYN.
+    Refused,
+    /// The peer has not answered for the user timeout, or to any probe.
+    TimedOut,
+    /// The network has said that the peer cannot be reached (ICMP), before it was connected.
+    Unreachable,
+}

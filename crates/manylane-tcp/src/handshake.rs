@@ -1,0 +1,301 @@
+//! Handshakes: SYNs of both sides, until each knows the other's numbers.
+//!
+//! For a peer's SYN a small record is made. Once there are too many, nothing is stored any more:
+//! our number is a cookie, from which the record is made when the peer's ACK brings it back (RFC
+//! 4987, section 3.6).
+
+use std::time::Duration;
+
+use manylane_wire::tcp::{Flags, Options};
+
+use crate::connection::{Handshake, Open, PeerSyn, Phase};
+use crate::core::Core;
+use crate::edge::{TIMESTAMPS_LEN, Terms, timestamp};
+use crate::event::{Id, Reason, What};
+use crate::flow::Flow;
+use crate::output::Output;
+use crate::packet::{Control, Segment};
+use crate::secret::CookieOptions;
+use crate::sequence::is_before;
+use crate::time::Time;
+
+/// First timeout of a SYN (RFC 6298, section 2).
+const TIMEOUT: Duration = Duration::from_secs(1);
+/// How many times a SYN that answers one is sent, like Linux (`tcp_synack_retries`): 63 seconds.
+const ANSWERS_MAX: u8 = 6;
+/// For how long cookies are accepted after the last one was given out: as long as one is valid.
+const COOKIES_VALID: Duration = Duration::from_secs(120);
+/// MSS of a peer that does not tell one (RFC 9293, section 3.7.1), with IPv4 and IPv6.
+const MSS_DEFAULT: (u16, u16) = (536, 1220);
+/// Least MSS that we believe, so that no peer makes us send one byte a segment. Linux has 48.
+const MSS_MIN: u16 = 88;
+
+/// What becomes of a segment of a handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// It is dealt with.
+    Done,
+    /// It has completed the handshake, and may have data.
+    Established,
+}
+
+/// Takes the SYN of a connection that does not exist. `after`: the last number of the one before.
+pub(crate) fn accept(
+    core: &mut Core,
+    segment: &Segment,
+    after: Option<u32>,
+    now: Time,
+    out: &mut impl Output,
+) {
+    if core.table.is_full() {
+        core.counters.dropped_full += 1;
+        return;
+    }
+    let (flow, peer) = (segment.flow, PeerSyn::of(segment));
+    if core.backlog >= core.config.backlog {
+        let options = CookieOptions { mss: peer.mss, shift: peer.shift, sack: peer.sack };
+        let cookie = core.secret.cookie(&flow, peer.sequence, &options, now);
+        core.cookies_until = Some(now + COOKIES_VALID);
+        core.counters.cookies_sent += 1;
+        core.send(&syn(core, flow, cookie, Some(&peer), now), out);
+        return;
+    }
+    let mut first = core.secret.initial_sequence(&flow, now);
+    if let Some(after) = after.filter(|after| !is_before(*after, first)) {
+        // The peer has to see that it is a new one. Linux goes as far.
+        first = after.wrapping_add(u32::from(u16::MAX) + 2);
+    }
+    let handshake =
+        Handshake { flow, first, peer: Some(peer), is_active: false, tries: 0, begun: now, sent: now };
+    if let Some(id) = core.table.add(&core.secret, Phase::Handshake(handshake)) {
+        core.backlog += 1;
+        drive(core, id.index, now, out);
+    }
+}
+
+/// Asks for a connection. `None` if there are too many; the flow must have none.
+pub(crate) fn connect(core: &mut Core, flow: Flow, now: Time) -> Option<Id> {
+    let first = core.secret.initial_sequence(&flow, now);
+    let handshake = Handshake { flow, first, peer: None, is_active: true, tries: 0, begun: now, sent: now };
+    let id = core.table.add(&core.secret, Phase::Handshake(handshake))?;
+    core.mark_ready(id.index);
+    Some(id)
+}
+
+/// Takes an ACK of a connection that does not exist: it may bring a cookie back. Returns the place
+/// of the connection.
+pub(crate) fn redeem(core: &mut Core, segment: &Segment, now: Time) -> Option<u32> {
+    core.cookies_until.filter(|until| now <= *until)?;
+    let (peer, cookie) = (segment.sequence.wrapping_sub(1), segment.acknowledgment.wrapping_sub(1));
+    let options = core.secret.open_cookie(&segment.flow, peer, cookie, now)?;
+    let peer = PeerSyn {
+        sequence: peer,
+        window: segment.window,
+        mss: options.mss,
+        shift: options.shift,
+        sack: options.sack,
+        timestamp: segment.options.timestamps.map(|(value, _)| value),
+    };
+    let terms = terms(core, &segment.flow, cookie, &peer);
+    let open = Open::new(segment.flow, &terms, None, now);
+    let id = core.table.add(&core.secret, Phase::Open(open))?;
+    core.counters.cookies_accepted += 1;
+    core.counters.accepted += 1;
+    core.tell(id.index, What::Accepted);
+    core.mark_ready(id.index);
+    Some(id.index)
+}
+
+/// Takes a segment of a connection in the handshake.
+pub(crate) fn input(
+    core: &mut Core,
+    index: u32,
+    segment: &Segment,
+    now: Time,
+    out: &mut impl Output,
+) -> Next {
+    let Some(Phase::Handshake(handshake)) = core.table.phase_mut(index) else { return Next::Done };
+    let expected = handshake.first.wrapping_add(1);
+    let acknowledges = segment.has(Flags::ACK) && segment.acknowledgment == expected;
+    let Some(peer) = handshake.peer else {
+        return input_before_syn(core, index, segment, acknowledges, now, out);
+    };
+    let is_active = handshake.is_active;
+    if segment.has(Flags::RST) {
+        if segment.sequence == peer.sequence.wrapping_add(1) {
+            core.end(index, Reason::Refused);
+        }
+    } else if segment.has(Flags::SYN) {
+        if segment.sequence == peer.sequence && !(is_active && acknowledges) {
+            // Ours was lost, or both come at once.
+            answer(core, index, now, out);
+            return Next::Done;
+        } else if segment.sequence == peer.sequence {
+            return establish(core, index, &peer, segment, now);
+        }
+        // Of another connection, or an old one: the peer says which (RFC 5961, section 4.2).
+        let challenge = Control {
+            flow: segment.flow,
+            sequence: expected,
+            acknowledgment: peer.sequence.wrapping_add(1),
+            flags: Flags::ACK,
+            window: core.first_window(),
+            options: Options::default(),
+        };
+        core.counters.challenges_sent += 1;
+        core.send(&challenge, out);
+    } else if acknowledges {
+        return establish(core, index, &peer, segment, now);
+    } else if segment.has(Flags::ACK) {
+        reset(core, segment, out);
+    }
+    Next::Done
+}
+
+/// Takes a segment while the peer's SYN has not come (SYN-SENT, RFC 9293, section 3.10.7.3).
+fn input_before_syn(
+    core: &mut Core,
+    index: u32,
+    segment: &Segment,
+    acknowledges: bool,
+    now: Time,
+    out: &mut impl Output,
+) -> Next {
+    if segment.has(Flags::ACK) && !acknowledges {
+        if !segment.has(Flags::RST) {
+            reset(core, segment, out);
+        }
+    } else if segment.has(Flags::RST) {
+        if acknowledges {
+            core.end(index, Reason::Refused);
+        }
+    } else if segment.has(Flags::SYN) {
+        let peer = PeerSyn::of(segment);
+        let Some(Phase::Handshake(handshake)) = core.table.phase_mut(index) else { return Next::Done };
+        handshake.peer = Some(peer);
+        if acknowledges {
+            return establish(core, index, &peer, segment, now);
+        }
+        // Both have sent one.
+        answer(core, index, now, out);
+    }
+    Next::Done
+}
+
+/// Both sides know each other's numbers.
+fn establish(core: &mut Core, index: u32, peer: &PeerSyn, segment: &Segment, now: Time) -> Next {
+    let Some(Phase::Handshake(handshake)) = core.table.phase(index) else { return Next::Done };
+    let (is_active, flow) = (handshake.is_active, handshake.flow);
+    // With more than one SYN it is not known which one was answered (RFC 6298, section 3).
+    let round_trip = (handshake.tries == 1).then(|| now.since(handshake.sent));
+    let mut terms = terms(core, &flow, handshake.first, peer);
+    if !segment.has(Flags::SYN) {
+        terms.window = u32::from(segment.window) << terms.shifts.map_or(0, |(send, _)| send);
+    }
+    let Some(phase) = core.table.phase_mut(index) else { return Next::Done };
+    *phase = Phase::Open(Open::new(flow, &terms, round_trip, now));
+    if is_active {
+        core.counters.connected += 1;
+        core.tell(index, What::Connected);
+    } else {
+        core.backlog -= 1;
+        core.counters.accepted += 1;
+        core.tell(index, What::Accepted);
+    }
+    core.mark_ready(index);
+    Next::Established
+}
+
+/// Sends our SYN if it is due, again if so, and gives up after the last one.
+pub(crate) fn drive(core: &mut Core, index: u32, now: Time, out: &mut impl Output) {
+    let Some(Phase::Handshake(handshake)) = core.table.phase(index) else { return };
+    if handshake.tries > 0 {
+        let due = handshake.sent + timeout(handshake.tries);
+        if now < due {
+            core.wheel.set(index, due);
+            return;
+        }
+        let is_over = match handshake.is_active {
+            true => now.since(handshake.begun) >= core.config.user_timeout,
+            false => handshake.tries >= ANSWERS_MAX,
+        };
+        if is_over {
+            core.end(index, Reason::TimedOut);
+            return;
+        }
+    }
+    answer(core, index, now, out);
+}
+
+/// Sends our SYN.
+fn answer(core: &mut Core, index: u32, now: Time, out: &mut impl Output) {
+    let Some(Phase::Handshake(handshake)) = core.table.phase(index) else { return };
+    let control = syn(core, handshake.flow, handshake.first, handshake.peer.as_ref(), now);
+    core.send(&control, out);
+    let Some(Phase::Handshake(handshake)) = core.table.phase_mut(index) else { return };
+    handshake.tries = handshake.tries.saturating_add(1);
+    handshake.sent = now;
+    let due = now + timeout(handshake.tries);
+    core.wheel.set(index, due);
+}
+
+/// Time until the next SYN: it doubles.
+fn timeout(tries: u8) -> Duration {
+    TIMEOUT * (1 << tries.saturating_sub(1).min(5))
+}
+
+fn reset(core: &mut Core, segment: &Segment, out: &mut impl Output) {
+    core.counters.resets_sent += 1;
+    core.send(&Control::reset(segment), out);
+}
+
+/// Our SYN, which offers what the peer's offers.
+fn syn(core: &Core, flow: Flow, first: u32, peer: Option<&PeerSyn>, now: Time) -> Control {
+    let recent = peer.map_or(Some(0), |peer| peer.timestamp);
+    Control {
+        flow,
+        sequence: first,
+        acknowledgment: peer.map_or(0, |peer| peer.sequence.wrapping_add(1)),
+        flags: if peer.is_some() { Flags::SYN.with(Flags::ACK) } else { Flags::SYN },
+        window: core.first_window(),
+        options: Options {
+            mss: Some(core.own_mss(&flow)),
+            window_scale: peer.is_none_or(|peer| peer.shift.is_some()).then(|| core.own_shift()),
+            sack_permitted: peer.is_none_or(|peer| peer.sack),
+            timestamps: recent.map(|recent| (timestamp(now), recent)),
+            ..Options::default()
+        },
+    }
+}
+
+/// What both sides have agreed on.
+fn terms(core: &Core, flow: &Flow, first: u32, peer: &PeerSyn) -> Terms {
+    let options = if peer.timestamp.is_some() { TIMESTAMPS_LEN } else { 0 };
+    let mss = peer.mss.min(core.own_mss(flow)).max(MSS_MIN);
+    let shifts = peer.shift.map(|shift| (shift, core.own_shift()));
+    Terms {
+        send_from: first.wrapping_add(1),
+        receive_from: peer.sequence.wrapping_add(1),
+        mss: mss - u16::try_from(options).unwrap_or(0),
+        window: u32::from(peer.window),
+        advertised: u32::from(core.first_window()),
+        shifts,
+        sack: peer.sack,
+        timestamp: peer.timestamp,
+    }
+}
+
+impl PeerSyn {
+    fn of(segment: &Segment) -> PeerSyn {
+        let default = if segment.flow.is_ipv4() { MSS_DEFAULT.0 } else { MSS_DEFAULT.1 };
+        let options = &segment.options;
+        PeerSyn {
+            sequence: segment.sequence,
+            window: segment.window,
+            mss: options.mss.unwrap_or(default),
+            shift: options.window_scale,
+            sack: options.sack_permitted,
+            timestamp: options.timestamps.map(|(value, _)| value),
+        }
+    }
+}

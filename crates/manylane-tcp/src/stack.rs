@@ -1,0 +1,307 @@
+//! The stack of a lane: what the caller has.
+
+use std::net::SocketAddr;
+
+use manylane_wire::tcp::Flags;
+
+use crate::config::Config;
+use crate::connection::Phase;
+use crate::core::Core;
+use crate::counters::Counters;
+use crate::error::{Error, Result};
+use crate::established;
+use crate::event::{Event, Id, Reason};
+use crate::flow::Flow;
+use crate::handshake::{self, Next};
+use crate::output::Output;
+use crate::packet::{Control, Segment, Unfit};
+use crate::secret::Secret;
+use crate::time::Time;
+use crate::time_wait::Answer;
+
+/// TCP for one lane.
+///
+/// [`input`](Self::input) takes packets and raises events; the application answers them by reads and
+/// writes; [`flush`](Self::flush) sends what has come of it, a batch at a time, and what is due by
+/// time. Between two batches the caller waits, until [`next`](Self::next) at most.
+#[derive(Debug)]
+pub struct Stack {
+    core: Core,
+    /// Those whose turn it is in a flush; empty outside of it.
+    driven: Vec<u32>,
+}
+
+impl Stack {
+    /// A stack without connections. `secret`: of random bytes.
+    #[must_use]
+    pub fn new(config: Config, secret: Secret, now: Time) -> Stack {
+        Stack { core: Core::new(config, secret, now), driven: Vec::new() }
+    }
+
+    /// Accepts connections to an address; to all addresses of the family, if it is unspecified.
+    ///
+    /// # Errors
+    /// If the port is zero, or connections to it are already accepted.
+    pub fn listen(&mut self, local: SocketAddr) -> Result<()> {
+        if local.port() == 0 {
+            return Err(Error::NoPort);
+        }
+        if self.core.listeners.contains(&local) {
+            return Err(Error::InUse(local));
+        }
+        self.core.listeners.push(local);
+        Ok(())
+    }
+
+    /// Accepts no more connections to an address. Those that there are live on.
+    pub fn stop_listening(&mut self, local: SocketAddr) {
+        self.core.listeners.retain(|listener| *listener != local);
+    }
+
+    /// Asks a peer for a connection. An event tells what has come of it.
+    ///
+    /// # Errors
+    /// If the addresses are of different families, a port is zero, both ends have a connection
+    /// already, or there are too many.
+    pub fn connect(&mut self, local: SocketAddr, remote: SocketAddr, now: Time) -> Result<Id> {
+        if local.port() == 0 || remote.port() == 0 {
+            return Err(Error::NoPort);
+        }
+        if local.is_ipv4() != remote.is_ipv4() {
+            return Err(Error::Families);
+        }
+        let flow = Flow::new(local, remote);
+        if self.core.table.find(&self.core.secret, &flow).is_some()
+            || self.core.time_wait.has(&self.core.secret, &flow)
+        {
+            return Err(Error::InUse(local));
+        }
+        handshake::connect(&mut self.core, flow, now).ok_or(Error::TooMany)
+    }
+
+    /// Takes a packet, an IP header in front, and changes its headers. `is_verified`: the checksum
+    /// of its segment is known to be valid.
+    pub fn input(&mut self, now: Time, packet: &mut [u8], is_verified: bool, out: &mut impl Output) {
+        let core = &mut self.core;
+        core.counters.segments_in += 1;
+        let segment = match Segment::parse(packet, is_verified) {
+            Ok(segment) => segment,
+            Err(Unfit::Malformed) => {
+                core.counters.dropped_malformed += 1;
+                return;
+            }
+            Err(Unfit::Checksum) => {
+                core.counters.dropped_checksum += 1;
+                return;
+            }
+        };
+        let Some(index) = core.table.find(&core.secret, &segment.flow) else {
+            return input_unknown(core, packet, &segment, now, out);
+        };
+        if let Some(Phase::Handshake(_)) = core.table.phase(index)
+            && handshake::input(core, index, &segment, now, out) == Next::Done
+        {
+            return;
+        }
+        established::input(core, index, packet, &segment, now, out);
+    }
+
+    /// Sends what is due. Call it after each batch of packets, and when [`next`](Self::next) has
+    /// come. What the output does not take is sent by a later call.
+    pub fn flush(&mut self, now: Time, out: &mut impl Output) {
+        let core = &mut self.core;
+        core.time_wait.expire(&core.secret, now);
+        while let Some(index) = core.wheel.pop(now) {
+            core.mark_ready(index);
+        }
+        std::mem::swap(&mut core.ready, &mut self.driven);
+        let mut is_full = false;
+        for index in self.driven.drain(..) {
+            match core.table.phase(index) {
+                Some(Phase::Handshake(_)) => handshake::drive(core, index, now, out),
+                Some(Phase::Open(_)) if !is_full => {
+                    is_full = !established::drive(core, index, now, out);
+                    if is_full {
+                        core.mark_ready(index);
+                    }
+                }
+                Some(Phase::Open(_)) => core.ready.push(index),
+                None => {}
+            }
+        }
+    }
+
+    /// When [`flush`](Self::flush) has something to do without a packet, at the earliest.
+    #[must_use]
+    pub fn next(&self, now: Time) -> Option<Time> {
+        if !self.core.ready.is_empty() {
+            return Some(now);
+        }
+        [self.core.wheel.next(), self.core.time_wait.next(now)].into_iter().flatten().min()
+    }
+
+    /// What has happened, in its order.
+    pub fn event(&mut self) -> Option<Event> {
+        self.core.events.pop_front()
+    }
+
+    /// Hands `take` the bytes that were received, as far as they lie in one piece; it says how many
+    /// it has used up. Returns that number: zero if there are none.
+    pub fn read(&mut self, id: Id, take: impl FnOnce(&[u8]) -> usize) -> usize {
+        let Some(index) = self.core.table.place(id) else { return 0 };
+        let Some(Phase::Open(open)) = self.core.table.phase_mut(index) else { return 0 };
+        let Some(endpoint) = &mut open.endpoint else { return 0 };
+        let taken = endpoint.read(take);
+        open.told_readable &= endpoint.readable() > 0 || endpoint.has_peer_finished();
+        if taken > 0 {
+            // The window has grown.
+            self.core.mark_ready(index);
+        }
+        taken
+    }
+
+    /// True if the peer has sent its last byte, and all are read.
+    #[must_use]
+    pub fn is_at_end(&self, id: Id) -> bool {
+        let place = self.core.table.place(id).and_then(|index| self.core.table.phase(index));
+        let Some(Phase::Open(open)) = place else { return true };
+        open.endpoint
+            .as_ref()
+            .is_some_and(|endpoint| endpoint.readable() == 0 && endpoint.has_peer_finished())
+    }
+
+    /// Takes as many bytes as there is room for, and returns their number. If it is less than were
+    /// given, an event comes when there is room again.
+    pub fn write(&mut self, id: Id, bytes: &[u8], now: Time) -> usize {
+        let Some(index) = self.core.table.place(id) else { return 0 };
+        let is_awake = self.core.wake(index, now);
+        let Some(Phase::Open(open)) = self.core.table.phase_mut(index) else { return 0 };
+        let taken = match &mut open.endpoint {
+            Some(endpoint) if is_awake => endpoint.write(bytes),
+            _ => 0,
+        };
+        open.active = now;
+        open.wants_to_write |= taken < bytes.len();
+        self.core.mark_ready(index);
+        taken
+    }
+
+    /// Nothing more is written: the peer gets FIN after the last byte. Reading goes on.
+    pub fn shutdown(&mut self, id: Id, now: Time) {
+        let Some(index) = self.core.table.place(id) else { return };
+        if self.core.wake(index, now)
+            && let Some(Phase::Open(open)) = self.core.table.phase_mut(index)
+            && let Some(endpoint) = &mut open.endpoint
+        {
+            endpoint.finish();
+            self.core.mark_ready(index);
+        }
+    }
+
+    /// The application is done with a connection: what was written is still sent, then FIN. If
+    /// there are bytes that it has not read, or some come, the peer gets a reset. The id is no
+    /// longer valid.
+    pub fn close(&mut self, id: Id, now: Time) {
+        let Some(index) = self.core.table.place(id) else { return };
+        let Some(Phase::Open(open)) = self.core.table.phase(index) else {
+            return self.core.end(index, Reason::Finished);
+        };
+        let has_unread = open.endpoint.as_ref().is_some_and(|endpoint| endpoint.readable() > 0);
+        if has_unread || !self.core.wake(index, now) {
+            return self.abort(id);
+        }
+        self.shutdown(id, now);
+        if let Some(Phase::Open(open)) = self.core.table.phase_mut(index) {
+            open.orphaned = Some(now);
+        }
+        self.forget(index);
+    }
+
+    /// The application is done with a connection: the peer gets a reset. The id is no longer valid.
+    pub fn abort(&mut self, id: Id) {
+        let Some(index) = self.core.table.place(id) else { return };
+        match self.core.table.phase(index) {
+            Some(Phase::Open(_)) => established::abort(&mut self.core, index),
+            _ => self.core.end(index, Reason::Finished),
+        }
+        self.forget(index);
+    }
+
+    /// The addresses of a connection: ours and the peer's.
+    #[must_use]
+    pub fn addresses(&self, id: Id) -> Option<(SocketAddr, SocketAddr)> {
+        let flow = self.core.table.phase(self.core.table.place(id)?)?.flow();
+        Some((flow.local(), flow.remote()))
+    }
+
+    /// Counts since the start.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.core.counters
+    }
+
+    /// What there is now.
+    #[must_use]
+    pub fn levels(&self) -> Levels {
+        let (buffers_used, buffers) = self.core.buffers();
+        Levels {
+            connections: self.core.table.len(),
+            backlog: self.core.backlog,
+            time_wait: self.core.time_wait.len(),
+            buffers_used,
+            buffers,
+        }
+    }
+
+    /// Makes the id of a connection invalid.
+    fn forget(&mut self, index: u32) {
+        let id = self.core.table.id(index);
+        self.core.table.renew(index);
+        self.core.events.retain(|event| Some(event.id) != id);
+    }
+}
+
+/// What a stack has at a time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Levels {
+    /// Connections, in the handshake or established.
+    pub connections: usize,
+    /// Connections of peers that are in the handshake.
+    pub backlog: usize,
+    /// Connections in TIME-WAIT.
+    pub time_wait: usize,
+    /// Pairs of buffers that connections have.
+    pub buffers_used: usize,
+    /// Pairs of buffers that were allocated.
+    pub buffers: usize,
+}
+
+/// Takes a segment that belongs to no connection.
+fn input_unknown(core: &mut Core, packet: &mut [u8], segment: &Segment, now: Time, out: &mut impl Output) {
+    let mut after = None;
+    match core.time_wait.input(&core.secret, segment, now) {
+        Some(Answer::Nothing) => return,
+        Some(Answer::Acknowledge(control)) => {
+            core.send(&control, out);
+            return;
+        }
+        Some(Answer::Reopen { after: number }) => after = Some(number),
+        None => {}
+    }
+    let kind = segment.flags.0 & Flags::SYN.with(Flags::ACK).with(Flags::RST).0;
+    let is_listening = core.is_listening(segment.flow.local());
+    if kind == Flags::SYN.0 && is_listening {
+        return handshake::accept(core, segment, after, now, out);
+    }
+    if kind == Flags::ACK.0
+        && is_listening
+        && let Some(index) = handshake::redeem(core, segment, now)
+    {
+        return established::input(core, index, packet, segment, now, out);
+    }
+    core.counters.dropped_unknown += 1;
+    if !segment.has(Flags::RST) {
+        core.counters.resets_sent += 1;
+        core.send(&Control::reset(segment), out);
+    }
+}
