@@ -38,7 +38,9 @@ pub(crate) struct Core {
     pub(crate) backlog: usize,
     /// Until when cookies are accepted: they were given out.
     pub(crate) cookies_until: Option<Time>,
-    /// Endpoints that no connection has, and how many there are in all.
+    /// Endpoints that no connection has, and how many there are in all. In boxes, so that a
+    /// connection without one is small.
+    #[expect(clippy::vec_box, reason = "they move between here and the connections")]
     pool: Vec<Box<Endpoint>>,
     endpoints: usize,
 }

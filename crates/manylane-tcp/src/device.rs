@@ -1,18 +1,14 @@
 //! What smoltcp takes for a network device: one packet goes in, one comes out.
 
-use std::net::Ipv4Addr;
-
-use manylane_wire::tcp::{HEADER_LEN, OPTIONS_LEN_MAX, PROTOCOL, TcpHeader};
+use manylane_wire::tcp::{HEADER_LEN, OPTIONS_LEN_MAX, TcpHeader};
 use smoltcp::phy::{ChecksumCapabilities, Device, DeviceCapabilities, Medium, RxToken, TxToken};
 use smoltcp::time::Instant;
 
-use crate::edge::{Edge, INNER_IP_LEN, Sent};
+use crate::edge::{Edge, Sent};
+use crate::inner::{INNER_IP_LEN, write_inner_ip};
 use crate::output::Output;
 use crate::time::Time;
 
-/// The addresses of every connection, as smoltcp sees it.
-pub(crate) const INNER_LOCAL: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
-pub(crate) const INNER_REMOTE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 /// Largest packet: as large as IPv4 allows, because the MSS of the connection decides.
 const MTU: usize = 65_535;
 
@@ -23,17 +19,6 @@ fn capabilities() -> DeviceCapabilities {
     // The stack has verified them, and writes its own.
     capabilities.checksum = ChecksumCapabilities::ignored();
     capabilities
-}
-
-/// Writes the IP header in front of a segment from the peer.
-pub(crate) fn write_inner_ip(packet: &mut [u8]) {
-    let length = u16::try_from(packet.len()).unwrap_or(u16::MAX);
-    let [l0, l1] = length.to_be_bytes();
-    let Some(header) = packet.first_chunk_mut::<INNER_IP_LEN>() else { return };
-    // Don't fragment, 64 hops, no checksum.
-    header[..12].copy_from_slice(&[0x45, 0, l0, l1, 0, 0, 0x40, 0, 64, PROTOCOL, 0, 0]);
-    header[12..16].copy_from_slice(&INNER_REMOTE.octets());
-    header[16..].copy_from_slice(&INNER_LOCAL.octets());
 }
 
 /// The device of a connection: what smoltcp sends becomes a packet of ours in the output.

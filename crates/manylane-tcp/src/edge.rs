@@ -6,17 +6,16 @@
 //! in RFC 5961, time stamps are those of RFC 7323, and nothing passes that is outside of the
 //! window which was advertised.
 
-use manylane_wire::tcp::{Flags, Options, Tcp, TcpHeader};
+use manylane_wire::tcp::{Flags, HEADER_LEN, Options, Tcp, TcpHeader};
 
 use crate::flow::Flow;
+use crate::inner::{INNER_IP_LEN, write_inner_ip};
 use crate::packet::{Control, Segment, ip_header_len, length32, write_headers};
 use crate::sequence::{is_before, later};
 use crate::time::Time;
 
 /// Length of the time stamps among the options.
 pub(crate) const TIMESTAMPS_LEN: usize = 12;
-/// Length of the IP header that the state machine writes and reads.
-pub(crate) const INNER_IP_LEN: usize = 20;
 /// Least time between challenge ACKs of a connection, so that they are no amplifier (RFC 5961,
 /// section 7).
 const CHALLENGE_INTERVAL_US: u64 = 500_000;
@@ -197,6 +196,25 @@ impl Edge {
             acknowledgment: later(segment.acknowledgment, self.unacknowledged),
             window: u16::try_from(self.window >> self.send_shift).unwrap_or(u16::MAX),
         })
+    }
+
+    /// Makes of a segment one for the state machine, in place: what it has been passed.
+    pub(crate) fn pass<'a>(
+        &self,
+        packet: &'a mut [u8],
+        segment: &Segment,
+        passed: &Passed,
+    ) -> Option<&'a mut [u8]> {
+        let start = segment.tcp.start.checked_sub(INNER_IP_LEN)?;
+        let end = segment.tcp.end - segment.payload + passed.payload;
+        let inner = packet.get_mut(start..end)?;
+        write_inner_ip(inner);
+        let tcp = inner.get_mut(INNER_IP_LEN..).filter(|tcp| tcp.len() >= HEADER_LEN)?;
+        tcp[8..12].copy_from_slice(&passed.acknowledgment.wrapping_sub(self.offset).to_be_bytes());
+        let fin = if passed.fin { Flags::FIN } else { Flags(0) };
+        tcp[13] = Flags(segment.flags.0 & Flags::ACK.with(Flags::PSH).0).with(fin).0;
+        tcp[14..16].copy_from_slice(&passed.window.to_be_bytes());
+        Some(inner)
     }
 
     /// True if a segment is of the time before the numbers wrapped (PAWS, RFC 7323, section 5).

@@ -15,12 +15,12 @@ use manylane_wire::tcp::{Flags, Options, Tcp, TcpHeader};
 use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet};
 use smoltcp::socket::tcp::{Socket, SocketBuffer, State};
 use smoltcp::time::Instant;
-use smoltcp::wire::{HardwareAddress, IpCidr, Ipv4Address};
+use smoltcp::wire::{HardwareAddress, IpCidr};
 
-use crate::device::{INNER_LOCAL, INNER_REMOTE, Rehearsal, Wire, write_inner_ip};
-use crate::edge::{Edge, INNER_IP_LEN, Passed, Sent};
+use crate::device::{Rehearsal, Wire};
+use crate::edge::{Edge, Sent};
+use crate::inner::{INNER_LOCAL, INNER_REMOTE};
 use crate::output::Output;
-use crate::packet::Segment;
 use crate::sequence::is_before;
 use crate::time::Time;
 
@@ -50,7 +50,7 @@ impl Machine {
         config.random_seed = seed;
         let mut interface = Interface::new(config, &mut Rehearsal::default(), Instant::ZERO);
         interface.update_ip_addrs(|addresses| {
-            let address = IpCidr::new(Ipv4Address::from(INNER_LOCAL).into(), 24);
+            let address = IpCidr::new(INNER_LOCAL.into(), 24);
             // One of two that it has space for.
             let _ = addresses.push(address);
         });
@@ -137,25 +137,15 @@ impl Endpoint {
         self.socket().state() == State::Established
     }
 
-    /// Takes what `edge` has passed of a segment, in place. May answer at once.
+    /// Takes a segment that `edge` has passed. It may be answered at once.
     pub(crate) fn input<O: Output>(
         &mut self,
         machine: &mut Machine,
         edge: &mut Edge,
-        packet: &mut [u8],
-        segment: &Segment,
-        passed: &Passed,
+        inner: &[u8],
         now: Time,
         out: &mut O,
     ) -> Option<Sent> {
-        let header = segment.tcp.len() - segment.payload;
-        let start = segment.tcp.start - INNER_IP_LEN;
-        let inner = packet.get_mut(start..segment.tcp.start + header + passed.payload)?;
-        write_inner_ip(inner);
-        let tcp = &mut inner[INNER_IP_LEN..];
-        tcp[8..12].copy_from_slice(&passed.acknowledgment.wrapping_sub(edge.offset).to_be_bytes());
-        tcp[13] = segment.flags.0 & Flags::ACK.with(Flags::PSH).0 | if passed.fin { Flags::FIN.0 } else { 0 };
-        tcp[14..16].copy_from_slice(&passed.window.to_be_bytes());
         let mut device = Wire::new(Some(inner), edge, out, now);
         machine.interface.poll_ingress_single(instant(now), &mut device, &mut self.sockets);
         let sent = device.sent();

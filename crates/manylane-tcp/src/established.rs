@@ -55,7 +55,8 @@ pub(crate) fn input<O: Output>(
     let Some(Phase::Open(open)) = core.table.phase_mut(index) else { return };
     let Some(endpoint) = &mut open.endpoint else { return };
     open.active = now;
-    let sent = endpoint.input(&mut core.machine, &mut open.edge, packet, segment, &passed, now, out);
+    let Some(inner) = open.edge.pass(packet, segment, &passed) else { return };
+    let sent = endpoint.input(&mut core.machine, &mut open.edge, inner, now, out);
     if let Some(sent) = sent {
         core.counters.segments_out += 1;
         note_sent(open, &sent, now);

@@ -12,6 +12,7 @@ mod established;
 mod event;
 mod flow;
 mod handshake;
+mod inner;
 mod output;
 mod packet;
 mod secret;
