@@ -9,13 +9,10 @@ use crate::inner::{INNER_IP_LEN, write_inner_ip};
 use crate::output::Output;
 use crate::time::Time;
 
-/// Largest packet: as large as IPv4 allows, because the MSS of the connection decides.
-const MTU: usize = 65_535;
-
-fn capabilities() -> DeviceCapabilities {
+fn capabilities(mss: u16) -> DeviceCapabilities {
     let mut capabilities = DeviceCapabilities::default();
     capabilities.medium = Medium::Ip;
-    capabilities.max_transmission_unit = MTU;
+    capabilities.max_transmission_unit = usize::from(mss) + INNER_IP_LEN + HEADER_LEN;
     // The stack has verified them, and writes its own.
     capabilities.checksum = ChecksumCapabilities::ignored();
     capabilities
@@ -103,7 +100,7 @@ impl<'d, O: Output> Device for Wire<'d, O> {
     }
 
     fn capabilities(&self) -> DeviceCapabilities {
-        capabilities()
+        capabilities(self.edge.mss)
     }
 }
 
@@ -114,15 +111,15 @@ const REHEARSAL_LEN: usize = INNER_IP_LEN + HEADER_LEN + OPTIONS_LEN_MAX;
 pub(crate) struct Rehearsal {
     received: ([u8; REHEARSAL_LEN], usize),
     sent: ([u8; REHEARSAL_LEN], usize),
-}
-
-impl Default for Rehearsal {
-    fn default() -> Rehearsal {
-        Rehearsal { received: ([0; REHEARSAL_LEN], 0), sent: ([0; REHEARSAL_LEN], 0) }
-    }
+    mss: u16,
 }
 
 impl Rehearsal {
+    /// One for an interface that sends segments of this length at most.
+    pub(crate) fn of_mss(mss: u16) -> Rehearsal {
+        Rehearsal { received: ([0; REHEARSAL_LEN], 0), sent: ([0; REHEARSAL_LEN], 0), mss }
+    }
+
     /// Puts a segment where smoltcp finds it.
     pub(crate) fn receive(&mut self, header: &TcpHeader) {
         let (bytes, length) = &mut self.received;
@@ -167,6 +164,6 @@ impl Device for Rehearsal {
     }
 
     fn capabilities(&self) -> DeviceCapabilities {
-        capabilities()
+        capabilities(self.mss)
     }
 }

@@ -16,6 +16,12 @@ use crate::time::Time;
 
 /// Length of the time stamps among the options.
 pub(crate) const TIMESTAMPS_LEN: usize = 12;
+/// Payloads of segments that a path may allow: the first one is all that IP allows, so that the
+/// MSS of the connection decides. Those of a path are rounded down to one of these (RFC 1191,
+/// section 7.1).
+pub(crate) const PATH_MSS: [u16; 8] = [65_495, 8948, 1440, 1400, 1348, 1200, 1000, 476];
+/// Least MTU that we believe, with IPv4 (Linux, `min_pmtu`) and IPv6 (RFC 8200, section 5).
+const MTU_MIN: (u16, u16) = (552, 1280);
 /// Least time between challenge ACKs of a connection, so that they are no amplifier (RFC 5961,
 /// section 7).
 const CHALLENGE_INTERVAL_US: u64 = 500_000;
@@ -91,6 +97,8 @@ pub(crate) struct Edge {
     window_sequence: u32,
     window_acknowledgment: u32,
     pub(crate) mss: u16,
+    /// What the path allows: a place in [`PATH_MSS`].
+    pub(crate) path: u8,
     /// Shift of the peer's windows, and of ours.
     pub(crate) send_shift: u8,
     receive_shift: u8,
@@ -118,6 +126,7 @@ impl Edge {
             window_sequence: terms.receive_from.wrapping_sub(1),
             window_acknowledgment: terms.send_from,
             mss: terms.mss,
+            path: 0,
             send_shift,
             receive_shift,
             inner_shift: 0,
@@ -127,6 +136,28 @@ impl Edge {
             recent: terms.timestamp.unwrap_or(0),
             challenged: None,
         }
+    }
+
+    /// Takes what a router says: that a packet of ours was longer than `mtu`. False if it tells
+    /// nothing new.
+    pub(crate) fn limit(&mut self, mtu: u16) -> bool {
+        let least = if self.flow.is_ipv4() { MTU_MIN.0 } else { MTU_MIN.1 };
+        let options = if self.timestamps { TIMESTAMPS_LEN } else { 0 };
+        let headers = ip_header_len(&self.flow) + HEADER_LEN + options;
+        let mss = usize::from(mtu.max(least)).saturating_sub(headers);
+        let fits = |allowed: &u16| usize::from(*allowed) <= mss;
+        let path = PATH_MSS.iter().position(fits).unwrap_or(PATH_MSS.len() - 1);
+        let path = u8::try_from(path).unwrap_or(u8::MAX);
+        let is_news = mss < usize::from(self.mss) && path > self.path;
+        if is_news {
+            self.path = path;
+        }
+        is_news
+    }
+
+    /// True if a number is one of those that were sent and not acknowledged (RFC 5927, section 4.1).
+    pub(crate) fn is_in_flight(&self, sequence: u32) -> bool {
+        !is_before(sequence, self.unacknowledged) && is_before(sequence, self.send_next)
     }
 
     /// Bytes that were sent and not acknowledged.

@@ -18,7 +18,7 @@ use smoltcp::time::Instant;
 use smoltcp::wire::{HardwareAddress, IpCidr};
 
 use crate::device::{Rehearsal, Wire};
-use crate::edge::{Edge, Sent};
+use crate::edge::{Edge, PATH_MSS, Sent};
 use crate::inner::{INNER_LOCAL, INNER_REMOTE};
 use crate::output::Output;
 use crate::sequence::is_before;
@@ -32,9 +32,10 @@ const ACK_DELAY: Duration = Duration::from_millis(40);
 /// 6298, section 2).
 pub(crate) const UNKNOWN_ROUND_TRIP: Duration = Duration::from_millis(333);
 
-/// What the endpoints of a lane share.
+/// What the endpoints of a lane share: an interface for each length of segments that a path may
+/// allow, because smoltcp takes it from there.
 pub(crate) struct Machine {
-    interface: Interface,
+    interfaces: [Interface; PATH_MSS.len()],
 }
 
 impl std::fmt::Debug for Machine {
@@ -46,15 +47,21 @@ impl std::fmt::Debug for Machine {
 impl Machine {
     /// `seed`: of smoltcp's initial numbers, which no one sees.
     pub(crate) fn new(seed: u64) -> Machine {
-        let mut config = Config::new(HardwareAddress::Ip);
-        config.random_seed = seed;
-        let mut interface = Interface::new(config, &mut Rehearsal::default(), Instant::ZERO);
-        interface.update_ip_addrs(|addresses| {
-            let address = IpCidr::new(INNER_LOCAL.into(), 24);
-            // One of two that it has space for.
-            let _ = addresses.push(address);
+        let interfaces = PATH_MSS.map(|mss| {
+            let mut config = Config::new(HardwareAddress::Ip);
+            config.random_seed = seed;
+            let mut interface = Interface::new(config, &mut Rehearsal::of_mss(mss), Instant::ZERO);
+            interface.update_ip_addrs(|addresses| {
+                // One of two that it has space for.
+                let _ = addresses.push(IpCidr::new(INNER_LOCAL.into(), 24));
+            });
+            interface
         });
-        Machine { interface }
+        Machine { interfaces }
+    }
+
+    fn interface(&mut self, edge: &Edge) -> &mut Interface {
+        &mut self.interfaces[usize::from(edge.path).min(PATH_MSS.len() - 1)]
     }
 }
 
@@ -117,10 +124,11 @@ impl Endpoint {
             ..Options::default()
         };
         let first = edge.receive_next.wrapping_sub(1);
-        let mut device = Rehearsal::default();
+        let mut device = Rehearsal::of_mss(edge.mss);
         device.receive(&inner_header(edge, first, 0, Flags::SYN, u16::MAX, syn));
-        machine.interface.poll_ingress_single(before, &mut device, &mut self.sockets);
-        machine.interface.poll_egress(before, &mut device, &mut self.sockets);
+        let interface = machine.interface(edge);
+        interface.poll_ingress_single(before, &mut device, &mut self.sockets);
+        interface.poll_egress(before, &mut device, &mut self.sockets);
         let Some(answer) = device.sent().and_then(|packet| Tcp::parse(packet).ok()) else { return false };
         let answer_options = Options::parse(answer.options, true);
         let start = answer.sequence.wrapping_add(1);
@@ -130,7 +138,7 @@ impl Endpoint {
         for sequence in [edge.receive_next, first] {
             // The second one is a probe: the answer sets the window, which a SYN cannot say.
             device.receive(&inner_header(edge, sequence, start, Flags::ACK, window, Options::default()));
-            machine.interface.poll_ingress_single(at, &mut device, &mut self.sockets);
+            machine.interface(edge).poll_ingress_single(at, &mut device, &mut self.sockets);
         }
         self.read_next = edge.receive_next;
         self.write_next = edge.send_next;
@@ -146,8 +154,9 @@ impl Endpoint {
         now: Time,
         out: &mut O,
     ) -> Option<Sent> {
+        let interface = machine.interface(edge);
         let mut device = Wire::new(Some(inner), edge, out, now);
-        machine.interface.poll_ingress_single(instant(now), &mut device, &mut self.sockets);
+        interface.poll_ingress_single(instant(now), &mut device, &mut self.sockets);
         let sent = device.sent();
         self.update(edge);
         sent
@@ -161,14 +170,15 @@ impl Endpoint {
         now: Time,
         out: &mut O,
     ) -> Option<Sent> {
+        let interface = machine.interface(edge);
         let mut device = Wire::new(None, edge, out, now);
-        machine.interface.poll_egress(instant(now), &mut device, &mut self.sockets);
+        interface.poll_egress(instant(now), &mut device, &mut self.sockets);
         device.sent()
     }
 
     /// When something is due: `now` or earlier, if it is now.
-    pub(crate) fn deadline(&self, machine: &mut Machine, now: Time) -> Option<Time> {
-        let at = machine.interface.poll_at(instant(now), &self.sockets)?;
+    pub(crate) fn deadline(&self, machine: &mut Machine, edge: &Edge, now: Time) -> Option<Time> {
+        let at = machine.interface(edge).poll_at(instant(now), &self.sockets)?;
         Some(Time(u64::try_from(at.total_micros()).unwrap_or(0).div_ceil(SPEED)))
     }
 

@@ -120,7 +120,7 @@ pub(crate) fn drive<O: Output>(core: &mut Core, index: u32, now: Time, out: &mut
 fn drive_endpoint<O: Output>(core: &mut Core, index: u32, now: Time, out: &mut O) -> bool {
     let Some(Phase::Open(open)) = core.table.phase_mut(index) else { return true };
     let Some(endpoint) = &mut open.endpoint else { return true };
-    let mut due = endpoint.deadline(&mut core.machine, now);
+    let mut due = endpoint.deadline(&mut core.machine, &open.edge, now);
     while due.is_some_and(|at| at <= now) {
         let was_idle = open.edge.in_flight() == 0;
         let Some(sent) = endpoint.output(&mut core.machine, &mut open.edge, now, out) else {
@@ -137,7 +137,7 @@ fn drive_endpoint<O: Output>(core: &mut Core, index: u32, now: Time, out: &mut O
         }
         open.active = now;
         open.timed = timed(open.timed, &open.edge, &sent, now);
-        due = endpoint.deadline(&mut core.machine, now);
+        due = endpoint.deadline(&mut core.machine, &open.edge, now);
     }
     let is_waiting = open.edge.in_flight() > 0 || endpoint.unacknowledged() > 0;
     let give_up = open.heard + core.config.user_timeout;

@@ -46,3 +46,15 @@ pub enum Reason {
     /// The network has said that the peer cannot be reached (ICMP), before it was connected.
     Unreachable,
 }
+
+/// What a router, or the peer's host, says of a packet that we have sent (ICMP).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NetworkError {
+    /// It is longer than the next link allows.
+    TooBig {
+        /// Longest packet of that link, with its IP header.
+        mtu: u16,
+    },
+    /// Host, protocol or port cannot be reached.
+    Unreachable,
+}

@@ -26,7 +26,7 @@ pub mod wheel;
 pub use config::Config;
 pub use counters::Counters;
 pub use error::{Error, Result};
-pub use event::{Event, Id, Reason, What};
+pub use event::{Event, Id, NetworkError, Reason, What};
 pub use output::Output;
 pub use secret::Secret;
 pub use stack::{Levels, Stack};

@@ -81,6 +81,30 @@ impl Segment {
     }
 }
 
+/// What an ICMP error quotes of a packet of ours: its flow and its number. It may end behind the
+/// first eight bytes of TCP.
+pub(crate) fn parse_quoted(packet: &[u8]) -> Option<(Flow, u32)> {
+    let (source, destination, at): (IpAddr, IpAddr, usize) = match packet.first()? >> 4 {
+        4 => {
+            let header =
+                packet.first_chunk::<{ ipv4::HEADER_LEN }>().filter(|header| header[9] == tcp::PROTOCOL)?;
+            let &[.., s0, s1, s2, s3, d0, d1, d2, d3] = header;
+            ([s0, s1, s2, s3].into(), [d0, d1, d2, d3].into(), usize::from(header[0] & 0xf) * 4)
+        }
+        6 => {
+            let header =
+                packet.first_chunk::<{ ipv6::HEADER_LEN }>().filter(|header| header[6] == tcp::PROTOCOL)?;
+            let (source, destination) = header[8..].split_first_chunk::<16>()?;
+            ((*source).into(), (*destination.first_chunk::<16>()?).into(), ipv6::HEADER_LEN)
+        }
+        _ => return None,
+    };
+    let &[s0, s1, d0, d1, q0, q1, q2, q3] = packet.get(at..)?.first_chunk()?;
+    let (local, remote) = (u16::from_be_bytes([s0, s1]), u16::from_be_bytes([d0, d1]));
+    let flow = Flow::new((source, local).into(), (destination, remote).into());
+    Some((flow, u32::from_be_bytes([q0, q1, q2, q3])))
+}
+
 /// Source, destination and payload of a packet that is TCP and no fragment.
 fn addresses(packet: &[u8]) -> Option<(IpAddr, IpAddr, &[u8])> {
     match packet.first()? >> 4 {

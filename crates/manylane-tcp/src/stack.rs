@@ -10,11 +10,11 @@ use crate::core::Core;
 use crate::counters::Counters;
 use crate::error::{Error, Result};
 use crate::established;
-use crate::event::{Event, Id, Reason};
+use crate::event::{Event, Id, NetworkError, Reason};
 use crate::flow::Flow;
 use crate::handshake::{self, Next};
 use crate::output::Output;
-use crate::packet::{Control, Segment, Unfit};
+use crate::packet::{Control, Segment, Unfit, parse_quoted};
 use crate::secret::Secret;
 use crate::time::Time;
 use crate::time_wait::Answer;
@@ -104,6 +104,30 @@ impl Stack {
             return;
         }
         established::input(core, index, packet, &segment, now, out);
+    }
+
+    /// Takes an ICMP error: what it says, and the packet of ours that it quotes, which may be cut off
+    /// behind the first eight bytes of TCP. It counts only if the number is one that was sent and
+    /// not acknowledged (RFC 5927). A path that allows less makes later segments shorter; a peer
+    /// that cannot be reached ends a connection only while we ask for it.
+    pub fn network_error(&mut self, error: NetworkError, quoted: &[u8]) {
+        let core = &mut self.core;
+        let place = parse_quoted(quoted)
+            .and_then(|(flow, sequence)| Some((core.table.find(&core.secret, &flow)?, sequence)));
+        let Some((index, sequence)) = place else { return };
+        match (error, core.table.phase_mut(index)) {
+            (NetworkError::TooBig { mtu }, Some(Phase::Open(open)))
+                if open.edge.is_in_flight(sequence) && open.edge.limit(mtu) =>
+            {
+                core.mark_ready(index);
+            }
+            (NetworkError::Unreachable, Some(Phase::Handshake(handshake)))
+                if handshake.is_active && handshake.peer.is_none() && handshake.first == sequence =>
+            {
+                core.end(index, Reason::Unreachable);
+            }
+            _ => {}
+        }
     }
 
     /// Sends what is due. Call it after each batch of packets, and when [`next`](Self::next) has
