@@ -116,10 +116,11 @@ impl Stack {
             .and_then(|(flow, sequence)| Some((core.table.find(&core.secret, &flow)?, sequence)));
         let Some((index, sequence)) = place else { return };
         match (error, core.table.phase_mut(index)) {
-            (NetworkError::TooBig { mtu }, Some(Phase::Open(open)))
-                if open.edge.is_in_flight(sequence) && open.edge.limit(mtu) =>
-            {
-                core.mark_ready(index);
+            (NetworkError::TooBig { mtu }, Some(Phase::Open(open))) => {
+                let is_news = open.edge.is_in_flight(sequence) && open.edge.limit(mtu);
+                if is_news {
+                    core.mark_ready(index);
+                }
             }
             (NetworkError::Unreachable, Some(Phase::Handshake(handshake)))
                 if handshake.is_active && handshake.peer.is_none() && handshake.first == sequence =>
