@@ -1,6 +1,7 @@
 //! TCP for one lane: packets and a time go in, packets and events come out. No I/O, no clock.
 
 mod config;
+pub mod congestion;
 mod connection;
 mod core;
 mod counters;

@@ -1,7 +1,8 @@
-//! The parts of TCP that need no peer.
+//! Parts of the stack on their own, with a fake clock.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
 
+mod congestion;
 mod hostile;
 mod hostile_any;
 mod wheel;
