@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use crate::congestion::Algorithm;
+use crate::sender::NewController;
+
 /// Settings of a [`Stack`](crate::Stack): of one lane, so the limits count for each lane.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -20,6 +23,8 @@ pub struct Config {
     pub send_buffer: usize,
     /// How long a connection without anything to do keeps its buffers.
     pub buffers_kept: Duration,
+    /// Congestion control of connections for which no other one is chosen.
+    pub controller: NewController,
     /// Largest packet of the device, with its IP header.
     pub mtu: u16,
     /// How long data, SYN or FIN are retransmitted before the connection is given up (user timeout).
@@ -45,6 +50,7 @@ impl Default for Config {
             receive_buffer: 64 << 10,
             send_buffer: 64 << 10,
             buffers_kept: Duration::from_millis(200),
+            controller: |mss| Algorithm::default().controller(mss),
             mtu: 1500,
             user_timeout: Duration::from_secs(60),
             keep_alive: Some(Duration::from_secs(7200)),

@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::edge::{Edge, Terms};
 use crate::endpoint::Endpoint;
 use crate::flow::Flow;
+use crate::sender::{NewController, Sender};
 use crate::time::Time;
 
 /// How far a connection is.
@@ -26,6 +27,7 @@ pub(crate) struct Handshake {
     pub(crate) peer: Option<PeerSyn>,
     /// We have asked for it.
     pub(crate) is_active: bool,
+    pub(crate) controller: NewController,
     /// How often our SYN was sent, and when the first and the last time.
     pub(crate) tries: u8,
     pub(crate) begun: Time,
@@ -49,10 +51,7 @@ pub(crate) struct Open {
     pub(crate) edge: Edge,
     /// State machine and buffers, if there is anything to do.
     pub(crate) endpoint: Option<Box<Endpoint>>,
-    /// Smoothed round trip (RFC 6298), if it is known.
-    pub(crate) round_trip: Option<Duration>,
-    /// A segment whose ACK is awaited for measuring: the number behind it, and when it was sent.
-    pub(crate) timed: Option<(u32, Time)>,
+    pub(crate) sender: Sender,
     /// When the peer was heard last, or we began to wait for it.
     pub(crate) heard: Time,
     /// When it had something to do the last time.
@@ -72,12 +71,18 @@ pub(crate) struct Open {
 }
 
 impl Open {
-    pub(crate) fn new(flow: Flow, terms: &Terms, round_trip: Option<Duration>, now: Time) -> Open {
+    pub(crate) fn new(
+        flow: Flow,
+        terms: &Terms,
+        controller: NewController,
+        round_trip: Option<Duration>,
+        now: Time,
+    ) -> Open {
+        let edge = Edge::new(flow, terms);
         Open {
-            edge: Edge::new(flow, terms),
+            sender: Sender::new(controller, &edge, round_trip, now),
+            edge,
             endpoint: None,
-            round_trip,
-            timed: None,
             heard: now,
             active: now,
             probes: 0,
@@ -87,18 +92,6 @@ impl Open {
             orphaned: None,
             is_aborted: false,
         }
-    }
-
-    /// Takes the round trip that the ACK of a timed segment shows.
-    pub(crate) fn measure(&mut self, now: Time) -> Option<Duration> {
-        let (end, sent) = self.timed?;
-        if crate::sequence::is_before(self.edge.unacknowledged, end) {
-            return None;
-        }
-        self.timed = None;
-        let sample = now.since(sent);
-        self.round_trip = Some(self.round_trip.map_or(sample, |smoothed| (smoothed * 7 + sample) / 8));
-        Some(sample)
     }
 }
 

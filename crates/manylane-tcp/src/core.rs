@@ -14,6 +14,7 @@ use crate::flow::Flow;
 use crate::output::Output;
 use crate::packet::{Control, ip_header_len};
 use crate::secret::Secret;
+use crate::sender::NewController;
 use crate::table::Table;
 use crate::time::Time;
 use crate::time_wait::TimeWait;
@@ -30,7 +31,8 @@ pub(crate) struct Core {
     /// Deadlines of connections, by their places.
     pub(crate) wheel: Wheel,
     pub(crate) machine: Machine,
-    pub(crate) listeners: Vec<SocketAddr>,
+    /// Addresses that connections are accepted to, and their congestion control.
+    pub(crate) listeners: Vec<(SocketAddr, NewController)>,
     pub(crate) events: VecDeque<Event>,
     /// Places of connections that have something to send, or to look after.
     pub(crate) ready: Vec<u32>,
@@ -126,7 +128,7 @@ impl Core {
             }
             None => return false,
         };
-        let round_trip = open.round_trip.unwrap_or(UNKNOWN_ROUND_TRIP);
+        let round_trip = open.sender.round_trip().unwrap_or(UNKNOWN_ROUND_TRIP);
         if !endpoint.open(&mut self.machine, &mut open.edge, now, round_trip) {
             self.pool.push(endpoint);
             return false;
@@ -162,13 +164,14 @@ impl Core {
         u16::try_from(self.config.receive_buffer).unwrap_or(u16::MAX)
     }
 
-    /// True if connections to this address are accepted.
-    pub(crate) fn is_listening(&self, local: SocketAddr) -> bool {
-        self.listeners.iter().any(|listener| {
+    /// The congestion control of connections to this address, if they are accepted.
+    pub(crate) fn listener(&self, local: SocketAddr) -> Option<NewController> {
+        let accepts = |listener: &SocketAddr| {
             listener.port() == local.port()
                 && listener.is_ipv4() == local.is_ipv4()
                 && (listener.ip().is_unspecified() || listener.ip() == local.ip())
-        })
+        };
+        self.listeners.iter().find(|(listener, _)| accepts(listener)).map(|(_, controller)| *controller)
     }
 
     /// Buffers that are used now, and that there are.

@@ -68,14 +68,17 @@ pub(crate) struct Passed {
     pub(crate) fin: bool,
     pub(crate) acknowledgment: u32,
     pub(crate) window: u16,
+    /// It says another window than the segments before.
+    pub(crate) tells_window: bool,
 }
 
 /// What was sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sent {
-    /// Bytes of payload.
-    pub(crate) payload: usize,
-    /// Some of them had been sent before.
+    /// Its number, and the one behind it.
+    pub(crate) sequence: u32,
+    pub(crate) end: u32,
+    /// Some of it had been sent before.
     pub(crate) again: bool,
 }
 
@@ -155,6 +158,12 @@ impl Edge {
         is_news
     }
 
+    /// Bytes of payload in a segment at most, by the peer and the path.
+    pub(crate) fn path_mss(&self) -> u16 {
+        let path = PATH_MSS.get(usize::from(self.path)).copied().unwrap_or(self.mss);
+        self.mss.min(path)
+    }
+
     /// True if a number is one of those that were sent and not acknowledged (RFC 5927, section 4.1).
     pub(crate) fn is_in_flight(&self, sequence: u32) -> bool {
         !is_before(sequence, self.unacknowledged) && is_before(sequence, self.send_next)
@@ -215,6 +224,7 @@ impl Edge {
         let is_newer = is_before(self.window_sequence, segment.sequence)
             || self.window_sequence == segment.sequence
                 && !is_before(segment.acknowledgment, self.window_acknowledgment);
+        let before = self.window;
         if is_newer {
             self.window = u32::from(segment.window) << self.send_shift;
             self.window_sequence = segment.sequence;
@@ -226,6 +236,7 @@ impl Edge {
             // With an older one, the state machine would drop the data.
             acknowledgment: later(segment.acknowledgment, self.unacknowledged),
             window: u16::try_from(self.window >> self.send_shift).unwrap_or(u16::MAX),
+            tells_window: self.window != before,
         })
     }
 
@@ -266,6 +277,12 @@ impl Edge {
         }
         self.challenged = Some(now);
         Some(self.control(Flags::ACK, self.send_next, now))
+    }
+
+    /// An ACK of all that has come.
+    pub(crate) fn acknowledge(&mut self, now: Time) -> Control {
+        self.acknowledged = self.receive_next;
+        self.control(Flags::ACK, self.send_next, now)
     }
 
     /// A segment without payload, with the numbers and the window of now.
@@ -346,7 +363,7 @@ impl Edge {
         self.receive_next = later(self.receive_next, header.acknowledgment);
         let window = u32::from(header.window) << self.receive_shift;
         self.receive_edge = later(self.receive_edge, header.acknowledgment.wrapping_add(window));
-        Sent { payload, again }
+        Sent { sequence: header.sequence, end, again }
     }
 }
 

@@ -2,9 +2,9 @@
 
 use manylane_wire::tcp::Flags;
 
-use crate::connection::{Open, Phase};
+use crate::connection::Phase;
 use crate::core::Core;
-use crate::edge::{Sent, Verdict};
+use crate::edge::Verdict;
 use crate::endpoint::Progress;
 use crate::event::{Reason, What};
 use crate::output::Output;
@@ -55,20 +55,22 @@ pub(crate) fn input<O: Output>(
     let Some(Phase::Open(open)) = core.table.phase_mut(index) else { return };
     let Some(endpoint) = &mut open.endpoint else { return };
     open.active = now;
+    let (unacknowledged, in_flight) = (open.edge.unacknowledged, open.edge.in_flight());
+    let is_duplicate = !has_data && !passed.tells_window && in_flight > 0;
     let Some(inner) = open.edge.pass(packet, segment, &passed) else { return };
     let sent = endpoint.input(&mut core.machine, &mut open.edge, inner, now, out);
+    let acknowledged = open.edge.unacknowledged.wrapping_sub(unacknowledged);
+    open.sender.on_ack(&open.edge, acknowledged, is_duplicate, now);
     if let Some(sent) = sent {
         core.counters.segments_out += 1;
-        note_sent(open, &sent, now);
+        open.sender.on_sent(&open.edge, &sent, in_flight, now);
     }
-    open.measure(now);
     tell_news(core, index);
     core.mark_ready(index);
 }
 
 /// Tells the application what a segment has brought.
 fn tell_news(core: &mut Core, index: u32) {
-    let least = core.config.send_buffer / 3;
     let Some(Phase::Open(open)) = core.table.phase_mut(index) else { return };
     let Some(endpoint) = &open.endpoint else { return };
     if open.orphaned.is_some() {
@@ -76,8 +78,10 @@ fn tell_news(core: &mut Core, index: u32) {
     }
     let is_readable = endpoint.readable() > 0 || endpoint.has_peer_finished();
     let tell_readable = is_readable && !std::mem::replace(&mut open.told_readable, is_readable);
-    // Not for each segment that is acknowledged: a third, as in Linux.
-    let tell_writable = open.wants_to_write && endpoint.writable() > least;
+    // Not for each segment that is acknowledged: for a third of all, as in Linux.
+    let held = endpoint.unacknowledged();
+    let room = open.sender.room(held).min(endpoint.writable());
+    let tell_writable = open.wants_to_write && room > 0 && room * 2 >= held;
     open.wants_to_write &= !tell_writable;
     if tell_readable {
         core.tell(index, What::Readable);
@@ -122,7 +126,18 @@ fn drive_endpoint<O: Output>(core: &mut Core, index: u32, now: Time, out: &mut O
     let Some(endpoint) = &mut open.endpoint else { return true };
     let mut due = endpoint.deadline(&mut core.machine, &open.edge, now);
     while due.is_some_and(|at| at <= now) {
-        let was_idle = open.edge.in_flight() == 0;
+        let may_send_at = open.sender.may_send_at(&open.edge, now);
+        if may_send_at > now {
+            due = Some(may_send_at);
+            if open.edge.acknowledged != open.edge.receive_next {
+                // The ACK does not wait for the data that it would go with.
+                let ack = open.edge.acknowledge(now);
+                let is_sent = ack.send(out);
+                core.counters.segments_out += u64::from(is_sent);
+            }
+            break;
+        }
+        let before = open.edge.in_flight();
         let Some(sent) = endpoint.output(&mut core.machine, &mut open.edge, now, out) else {
             if endpoint.progress() == Progress::Going && out.space(1).is_none() {
                 core.counters.output_full += 1;
@@ -132,13 +147,15 @@ fn drive_endpoint<O: Output>(core: &mut Core, index: u32, now: Time, out: &mut O
         };
         core.counters.segments_out += 1;
         core.counters.retransmitted += u64::from(sent.again);
-        if was_idle && open.edge.in_flight() > 0 {
+        if before == 0 && open.edge.in_flight() > 0 {
             open.heard = now;
         }
         open.active = now;
-        open.timed = timed(open.timed, &open.edge, &sent, now);
+        open.sender.on_sent(&open.edge, &sent, before, now);
         due = endpoint.deadline(&mut core.machine, &open.edge, now);
     }
+    let has_room = open.sender.room(endpoint.unacknowledged()) > 0;
+    open.sender.set_app_limited(&open.edge, !open.wants_to_write || has_room);
     let is_waiting = open.edge.in_flight() > 0 || endpoint.unacknowledged() > 0;
     let give_up = open.heard + core.config.user_timeout;
     if is_waiting && now >= give_up {
@@ -198,24 +215,4 @@ fn finish(core: &mut Core, index: u32, progress: Progress, now: Time) {
         core.time_wait.add(&core.secret, edge.flow, numbers, edge.recent_timestamp(), now);
     }
     core.end(index, Reason::Finished);
-}
-
-/// Notes that an answer was sent while a segment was taken.
-fn note_sent(open: &mut Open, sent: &Sent, now: Time) {
-    open.timed = timed(open.timed, &open.edge, sent, now);
-}
-
-/// The segment whose ACK is awaited for measuring, after one was sent: none that was sent twice
-/// (Karn's algorithm, RFC 6298, section 3).
-fn timed(
-    timed: Option<(u32, Time)>,
-    edge: &crate::edge::Edge,
-    sent: &Sent,
-    now: Time,
-) -> Option<(u32, Time)> {
-    match timed {
-        _ if sent.again => None,
-        None if sent.payload > 0 => Some((edge.send_next, now)),
-        _ => timed,
-    }
 }

@@ -16,6 +16,7 @@ use crate::flow::Flow;
 use crate::output::Output;
 use crate::packet::{Control, Segment};
 use crate::secret::CookieOptions;
+use crate::sender::NewController;
 use crate::sequence::is_before;
 use crate::time::Time;
 
@@ -43,6 +44,7 @@ pub(crate) enum Next {
 pub(crate) fn accept(
     core: &mut Core,
     segment: &Segment,
+    controller: NewController,
     after: Option<u32>,
     now: Time,
     out: &mut impl Output,
@@ -65,8 +67,16 @@ pub(crate) fn accept(
         // The peer has to see that it is a new one. Linux goes as far.
         first = after.wrapping_add(u32::from(u16::MAX) + 2);
     }
-    let handshake =
-        Handshake { flow, first, peer: Some(peer), is_active: false, tries: 0, begun: now, sent: now };
+    let handshake = Handshake {
+        flow,
+        first,
+        peer: Some(peer),
+        is_active: false,
+        controller,
+        tries: 0,
+        begun: now,
+        sent: now,
+    };
     if let Some(id) = core.table.add(&core.secret, Phase::Handshake(handshake)) {
         core.backlog += 1;
         drive(core, id.index, now, out);
@@ -74,9 +84,10 @@ pub(crate) fn accept(
 }
 
 /// Asks for a connection. `None` if there are too many; the flow must have none.
-pub(crate) fn connect(core: &mut Core, flow: Flow, now: Time) -> Option<Id> {
+pub(crate) fn connect(core: &mut Core, flow: Flow, controller: NewController, now: Time) -> Option<Id> {
     let first = core.secret.initial_sequence(&flow, now);
-    let handshake = Handshake { flow, first, peer: None, is_active: true, tries: 0, begun: now, sent: now };
+    let handshake =
+        Handshake { flow, first, peer: None, is_active: true, controller, tries: 0, begun: now, sent: now };
     let id = core.table.add(&core.secret, Phase::Handshake(handshake))?;
     core.mark_ready(id.index);
     Some(id)
@@ -84,7 +95,12 @@ pub(crate) fn connect(core: &mut Core, flow: Flow, now: Time) -> Option<Id> {
 
 /// Takes an ACK of a connection that does not exist: it may bring a cookie back. Returns the place
 /// of the connection.
-pub(crate) fn redeem(core: &mut Core, segment: &Segment, now: Time) -> Option<u32> {
+pub(crate) fn redeem(
+    core: &mut Core,
+    segment: &Segment,
+    controller: NewController,
+    now: Time,
+) -> Option<u32> {
     core.cookies_until.filter(|until| now <= *until)?;
     let (peer, cookie) = (segment.sequence.wrapping_sub(1), segment.acknowledgment.wrapping_sub(1));
     let options = core.secret.open_cookie(&segment.flow, peer, cookie, now)?;
@@ -97,7 +113,7 @@ pub(crate) fn redeem(core: &mut Core, segment: &Segment, now: Time) -> Option<u3
         timestamp: segment.options.timestamps.map(|(value, _)| value),
     };
     let terms = terms(core, &segment.flow, cookie, &peer);
-    let open = Open::new(segment.flow, &terms, None, now);
+    let open = Open::new(segment.flow, &terms, controller, None, now);
     let id = core.table.add(&core.secret, Phase::Open(open))?;
     core.counters.cookies_accepted += 1;
     core.counters.accepted += 1;
@@ -185,7 +201,7 @@ fn input_before_syn(
 /// Both sides know each other's numbers.
 fn establish(core: &mut Core, index: u32, peer: &PeerSyn, segment: &Segment, now: Time) -> Next {
     let Some(Phase::Handshake(handshake)) = core.table.phase(index) else { return Next::Done };
-    let (is_active, flow) = (handshake.is_active, handshake.flow);
+    let (is_active, flow, controller) = (handshake.is_active, handshake.flow, handshake.controller);
     // With more than one SYN it is not known which one was answered (RFC 6298, section 3).
     let round_trip = (handshake.tries == 1).then(|| now.since(handshake.sent));
     let mut terms = terms(core, &flow, handshake.first, peer);
@@ -193,7 +209,7 @@ fn establish(core: &mut Core, index: u32, peer: &PeerSyn, segment: &Segment, now
         terms.window = u32::from(segment.window) << terms.shifts.map_or(0, |(send, _)| send);
     }
     let Some(phase) = core.table.phase_mut(index) else { return Next::Done };
-    *phase = Phase::Open(Open::new(flow, &terms, round_trip, now));
+    *phase = Phase::Open(Open::new(flow, &terms, controller, round_trip, now));
     if is_active {
         core.counters.connected += 1;
         core.tell(index, What::Connected);

@@ -16,6 +16,7 @@ use crate::handshake::{self, Next};
 use crate::output::Output;
 use crate::packet::{Control, Segment, Unfit, parse_quoted};
 use crate::secret::Secret;
+use crate::sender::NewController;
 use crate::time::Time;
 use crate::time_wait::Answer;
 
@@ -43,19 +44,27 @@ impl Stack {
     /// # Errors
     /// If the port is zero, or connections to it are already accepted.
     pub fn listen(&mut self, local: SocketAddr) -> Result<()> {
+        self.listen_with(local, self.core.config.controller)
+    }
+
+    /// The same, with a congestion control of its own.
+    ///
+    /// # Errors
+    /// As those of [`listen`](Self::listen).
+    pub fn listen_with(&mut self, local: SocketAddr, controller: NewController) -> Result<()> {
         if local.port() == 0 {
             return Err(Error::NoPort);
         }
-        if self.core.listeners.contains(&local) {
+        if self.core.listeners.iter().any(|(listener, _)| *listener == local) {
             return Err(Error::InUse(local));
         }
-        self.core.listeners.push(local);
+        self.core.listeners.push((local, controller));
         Ok(())
     }
 
     /// Accepts no more connections to an address. Those that there are live on.
     pub fn stop_listening(&mut self, local: SocketAddr) {
-        self.core.listeners.retain(|listener| *listener != local);
+        self.core.listeners.retain(|(listener, _)| *listener != local);
     }
 
     /// Asks a peer for a connection. An event tells what has come of it.
@@ -64,6 +73,20 @@ impl Stack {
     /// If the addresses are of different families, a port is zero, both ends have a connection
     /// already, or there are too many.
     pub fn connect(&mut self, local: SocketAddr, remote: SocketAddr, now: Time) -> Result<Id> {
+        self.connect_with(local, remote, self.core.config.controller, now)
+    }
+
+    /// The same, with a congestion control of its own.
+    ///
+    /// # Errors
+    /// As those of [`connect`](Self::connect).
+    pub fn connect_with(
+        &mut self,
+        local: SocketAddr,
+        remote: SocketAddr,
+        controller: NewController,
+        now: Time,
+    ) -> Result<Id> {
         if local.port() == 0 || remote.port() == 0 {
             return Err(Error::NoPort);
         }
@@ -76,7 +99,7 @@ impl Stack {
         {
             return Err(Error::InUse(local));
         }
-        handshake::connect(&mut self.core, flow, now).ok_or(Error::TooMany)
+        handshake::connect(&mut self.core, flow, controller, now).ok_or(Error::TooMany)
     }
 
     /// Takes a packet, an IP header in front, and changes its headers. `is_verified`: the checksum
@@ -119,6 +142,7 @@ impl Stack {
             (NetworkError::TooBig { mtu }, Some(Phase::Open(open))) => {
                 let is_news = open.edge.is_in_flight(sequence) && open.edge.limit(mtu);
                 if is_news {
+                    open.sender.set_mss(open.edge.path_mss());
                     core.mark_ready(index);
                 }
             }
@@ -202,7 +226,10 @@ impl Stack {
         let is_awake = self.core.wake(index, now);
         let Some(Phase::Open(open)) = self.core.table.phase_mut(index) else { return 0 };
         let taken = match &mut open.endpoint {
-            Some(endpoint) if is_awake => endpoint.write(bytes),
+            Some(endpoint) if is_awake => {
+                let room = open.sender.room(endpoint.unacknowledged()).min(bytes.len());
+                endpoint.write(&bytes[..room])
+            }
             _ => 0,
         };
         open.active = now;
@@ -314,15 +341,15 @@ fn input_unknown(core: &mut Core, packet: &mut [u8], segment: &Segment, now: Tim
         None => {}
     }
     let kind = segment.flags.0 & Flags::SYN.with(Flags::ACK).with(Flags::RST).0;
-    let is_listening = core.is_listening(segment.flow.local());
-    if kind == Flags::SYN.0 && is_listening {
-        return handshake::accept(core, segment, after, now, out);
-    }
-    if kind == Flags::ACK.0
-        && is_listening
-        && let Some(index) = handshake::redeem(core, segment, now)
-    {
-        return established::input(core, index, packet, segment, now, out);
+    if let Some(controller) = core.listener(segment.flow.local()) {
+        if kind == Flags::SYN.0 {
+            return handshake::accept(core, segment, controller, after, now, out);
+        }
+        if kind == Flags::ACK.0
+            && let Some(index) = handshake::redeem(core, segment, controller, now)
+        {
+            return established::input(core, index, packet, segment, now, out);
+        }
     }
     core.counters.dropped_unknown += 1;
     if !segment.has(Flags::RST) {

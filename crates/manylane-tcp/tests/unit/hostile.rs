@@ -214,7 +214,7 @@ fn segment(choices: &mut Choices<'_>, sink: &Sink, local: SocketAddr, peer: Sock
     let length = 20 + options + payload;
     let mut tcp = vec![0; length];
     header.write(&mut tcp, &[]).unwrap();
-    tcp[12] = ((20 + options) / 4 << 4) as u8;
+    tcp[12] = ((20 + options) << 2) as u8;
     let bytes = choices.bytes(options);
     tcp[20..20 + bytes.len()].copy_from_slice(bytes);
     let mut packet = vec![0; 40];

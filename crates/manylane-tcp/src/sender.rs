@@ -1,0 +1,240 @@
+//! What the segments of a connection tell about its path, and how much may be sent: the state
+//! machine's own congestion control is off.
+//!
+//! Losses are seen as RFC 5681 and RFC 6582 have it: three duplicate ACKs are one, and nothing is
+//! another until all that was in flight is acknowledged. The state machine decides what is sent
+//! again; that it sends the oldest segment again without duplicate ACKs shows a timeout. It then
+//! sends all segments again, which are held back here to what the window allows.
+
+use std::time::Duration;
+
+use crate::congestion::{Acked, Controller, RateSampler};
+use crate::edge::{Edge, Sent};
+use crate::sequence::is_before;
+use crate::time::Time;
+
+/// Makes the controller of a connection with segments of this length.
+pub type NewController = fn(mss: u16) -> Box<dyn Controller>;
+
+/// Duplicate ACKs that show a loss.
+const DUPLICATES: u8 = 3;
+/// Least time that is taken for a retransmission timeout.
+const TIMEOUT_MIN: Duration = Duration::from_millis(200);
+/// Frames that may be sent at once in spite of pacing, so that a timer is not set for each.
+const PACED_BURST: u32 = 4;
+
+/// The sending side of a connection.
+#[derive(Debug)]
+pub(crate) struct Sender {
+    controller: Box<dyn Controller>,
+    /// For controllers that need it, while data is on its way.
+    sampler: Option<Box<RateSampler>>,
+    needs_rate: bool,
+    mss: u16,
+    /// Smoothed round trip (RFC 6298), if it is known.
+    round_trip: Option<Duration>,
+    /// A segment whose ACK is awaited for measuring: the number behind it, and when it was sent.
+    timed: Option<(u32, Time)>,
+    /// Duplicate ACKs in a row.
+    duplicates: u8,
+    /// A segment will be sent again because of them.
+    expects_resend: bool,
+    /// Bytes above the window, for segments that have left the network (RFC 5681, section 3.2).
+    inflation: u32,
+    /// The end of a recovery, and that of what was sent before a timeout.
+    recover: Option<u32>,
+    timed_out: Option<u32>,
+    /// The number behind what the state machine has sent, again or for the first time.
+    sent_to: u32,
+    /// When a segment was sent last.
+    sent_at: Time,
+    /// The application had less to send than was allowed.
+    app_limited: bool,
+    /// When the next segment may be sent, by the pacing rate.
+    paced_to: Time,
+}
+
+impl Sender {
+    pub(crate) fn new(new: NewController, edge: &Edge, round_trip: Option<Duration>, now: Time) -> Sender {
+        let controller = new(edge.mss);
+        Sender {
+            needs_rate: controller.needs_rate(),
+            controller,
+            sampler: None,
+            mss: edge.mss,
+            round_trip,
+            timed: None,
+            duplicates: 0,
+            expects_resend: false,
+            inflation: 0,
+            recover: None,
+            timed_out: None,
+            sent_to: edge.send_next,
+            sent_at: now,
+            app_limited: true,
+            paced_to: now,
+        }
+    }
+
+    /// The smoothed round trip, if it is known.
+    pub(crate) fn round_trip(&self) -> Option<Duration> {
+        self.round_trip
+    }
+
+    /// Bytes that may be unacknowledged.
+    fn allowance(&self) -> u32 {
+        self.controller.window().saturating_add(self.inflation)
+    }
+
+    /// Bytes that may be written, if so many are written and not acknowledged.
+    pub(crate) fn room(&self, unacknowledged: usize) -> usize {
+        let allowance = usize::try_from(self.allowance()).unwrap_or(usize::MAX);
+        allowance.saturating_sub(unacknowledged)
+    }
+
+    /// When the next segment may be sent: now, later, or after an ACK, but for a timeout's time.
+    pub(crate) fn may_send_at(&self, edge: &Edge, now: Time) -> Time {
+        let outstanding = self.sent_to.wrapping_sub(edge.unacknowledged).cast_signed();
+        let outstanding = u32::try_from(outstanding).unwrap_or(0);
+        if self.expects_resend || outstanding == 0 {
+            return now;
+        }
+        if outstanding >= self.allowance() {
+            return self.sent_at + self.timeout();
+        }
+        if self.controller.pacing_rate().is_some() { self.paced_to } else { now }
+    }
+
+    /// A time after which the state machine's timeout has come.
+    fn timeout(&self) -> Duration {
+        TIMEOUT_MIN.max(self.round_trip.unwrap_or_default() * 2)
+    }
+
+    /// Notes what was sent. `before`: bytes that were in flight before it.
+    pub(crate) fn on_sent(&mut self, edge: &Edge, sent: &Sent, before: u32, now: Time) {
+        let bytes = sent.end.wrapping_sub(sent.sequence);
+        if bytes == 0 {
+            return;
+        }
+        let is_oldest = sent.sequence == edge.unacknowledged;
+        if sent.again {
+            // It is not known which of both the ACK is for (Karn, RFC 6298, section 3).
+            self.timed = None;
+            if !self.expects_resend && is_oldest {
+                self.duplicates = 0;
+                self.inflation = 0;
+                self.recover = None;
+                self.timed_out = Some(edge.send_next);
+                self.sent_to = sent.end;
+                self.controller.on_timeout(now, before);
+            }
+            self.expects_resend = false;
+        } else {
+            if before == 0 && now.since(self.sent_at) > self.timeout() {
+                self.controller.on_restart(now);
+            }
+            self.timed = self.timed.or(Some((sent.end, now)));
+            if self.needs_rate {
+                let sampler =
+                    self.sampler.get_or_insert_with(|| Box::new(RateSampler::new(sent.sequence, self.mss)));
+                sampler.on_sent(now, sent.end, before);
+            }
+        }
+        if is_before(self.sent_to, sent.end) {
+            self.sent_to = sent.end;
+        }
+        self.controller.on_sent(now, bytes, before);
+        self.sent_at = now;
+        self.pace(bytes, now);
+    }
+
+    /// Moves the time of the next segment.
+    fn pace(&mut self, bytes: u32, now: Time) {
+        let Some(rate) = self.controller.pacing_rate().filter(|rate| *rate > 0) else { return };
+        let micros = |bytes: u32| Duration::from_micros(u64::from(bytes).saturating_mul(1_000_000) / rate);
+        let earliest = Time(now.0.saturating_sub(
+            u64::try_from(micros(PACED_BURST * u32::from(self.mss)).as_micros()).unwrap_or(u64::MAX),
+        ));
+        self.paced_to = self.paced_to.max(earliest) + micros(bytes);
+    }
+
+    /// Notes an ACK that the state machine has taken: `bytes` are acknowledged by it for the first
+    /// time. `is_duplicate`: it says the same as the one before.
+    pub(crate) fn on_ack(&mut self, edge: &Edge, bytes: u32, is_duplicate: bool, now: Time) {
+        if bytes == 0 {
+            if is_duplicate {
+                self.on_duplicate(edge, now);
+            }
+            return;
+        }
+        self.duplicates = 0;
+        self.expects_resend = false;
+        if is_before(self.sent_to, edge.unacknowledged) {
+            self.sent_to = edge.unacknowledged;
+        }
+        let in_flight = edge.in_flight();
+        let rtt = self.measure(edge, now);
+        let rate = self.sampler.as_mut().and_then(|sampler| sampler.on_ack(now, edge.unacknowledged));
+        let app_limited = self.app_limited;
+        self.controller.on_ack(&Acked { now, bytes, rtt, in_flight, app_limited, rate });
+        let is_reached = |end: &u32| !is_before(edge.unacknowledged, *end);
+        self.timed_out = self.timed_out.filter(|end| !is_reached(end));
+        if self.recover.is_some_and(|end| is_reached(&end)) {
+            self.recover = None;
+            self.inflation = 0;
+            self.controller.on_recovered(now, in_flight);
+        } else if self.recover.is_some() {
+            // One segment has left the network, and those that are acknowledged no longer count.
+            self.inflation = self.inflation.saturating_sub(bytes).saturating_add(u32::from(self.mss));
+        }
+        if in_flight == 0 {
+            self.sampler = None;
+        }
+    }
+
+    fn on_duplicate(&mut self, edge: &Edge, now: Time) {
+        let mss = u32::from(self.mss);
+        self.duplicates = self.duplicates.saturating_add(1);
+        if let Some(sampler) = &mut self.sampler {
+            sampler.on_out_of_order(mss);
+        }
+        if self.duplicates == DUPLICATES {
+            self.expects_resend = true;
+            if self.recover.is_none() && self.timed_out.is_none() {
+                self.recover = Some(edge.send_next);
+                self.inflation = u32::from(DUPLICATES) * mss;
+                self.controller.on_loss(now, edge.in_flight());
+                return;
+            }
+        }
+        if self.recover.is_some() {
+            self.inflation = self.inflation.saturating_add(mss);
+        }
+    }
+
+    /// Takes the round trip that the ACK of a timed segment shows.
+    fn measure(&mut self, edge: &Edge, now: Time) -> Option<Duration> {
+        let (end, sent) = self.timed?;
+        if is_before(edge.unacknowledged, end) {
+            return None;
+        }
+        self.timed = None;
+        let sample = now.since(sent);
+        self.round_trip = Some(self.round_trip.map_or(sample, |smoothed| (smoothed * 7 + sample) / 8));
+        Some(sample)
+    }
+
+    /// Notes whether there was less to send than was allowed.
+    pub(crate) fn set_app_limited(&mut self, edge: &Edge, app_limited: bool) {
+        self.app_limited = app_limited;
+        if app_limited && let Some(sampler) = &mut self.sampler {
+            sampler.on_app_limited(edge.in_flight());
+        }
+    }
+
+    /// The segments are shorter from now on.
+    pub(crate) fn set_mss(&mut self, mss: u16) {
+        self.mss = mss;
+        self.controller.set_mss(mss);
+    }
+}
