@@ -5,12 +5,14 @@
 #[path = "../faults_support/mod.rs"]
 mod faults_support;
 mod netns_support;
+mod tcp_support;
 mod xdp_support;
 
 mod capture;
 mod churn;
 mod links;
 mod losses;
+mod tcp;
 mod traffic;
 mod xdp_attach;
 mod xdp_basic;

@@ -1,0 +1,162 @@
+//! TCP of a lane against the kernel's, over a link that loses, duplicates and reorders frames.
+//! Every byte arrives once and in order.
+
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use manylane_tcp::congestion::Algorithm;
+use manylane_tcp::{Config, Counters, NewController};
+use manylane_testbed::{Host, Layout, Testbed};
+
+use crate::tcp_support::{Faults, StackHost, Use};
+use crate::xdp_support::testbed;
+
+/// Bytes that differ by connection and by place.
+fn pattern(connection: usize, length: usize) -> Vec<u8> {
+    let mut state = connection as u64 + 1;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as u8
+    };
+    (0..length).map(|_| next()).collect()
+}
+
+/// Two hosts: Linux on the first one, a stack on the second one.
+fn hosts(name: &str) -> Option<Testbed> {
+    let testbed = testbed(name, &Layout { queues: 1, ..Layout::default() })?;
+    // As over a wire: one frame for each segment, with its checksum.
+    testbed.host(0).set_checksums(0, false).unwrap();
+    Some(testbed)
+}
+
+/// Sends `length` bytes to an echo server, closes that direction, and expects them back.
+fn exchange(mut stream: TcpStream, connection: usize, length: usize) {
+    stream.set_read_timeout(Some(Duration::from_secs(100))).unwrap();
+    let bytes = pattern(connection, length);
+    let mut writer = stream.try_clone().unwrap();
+    let echoed = thread::scope(|scope| {
+        scope.spawn(|| {
+            writer.write_all(&bytes).unwrap();
+            writer.shutdown(Shutdown::Write).unwrap();
+        });
+        let mut echoed = Vec::new();
+        stream.read_to_end(&mut echoed).unwrap();
+        echoed
+    });
+    assert!(echoed == bytes, "connection {connection}: {} of {length} bytes, or others", echoed.len());
+}
+
+/// Clients of the kernel, each on a thread with this many connections at a time.
+fn kernel_clients(client: &Host, server: SocketAddr, threads: usize, each: usize, length: usize) {
+    client.run(|| {
+        thread::scope(|scope| {
+            for number in 0..threads {
+                scope.spawn(move || {
+                    let streams: Vec<_> = (0..each).map(|_| TcpStream::connect(server).unwrap()).collect();
+                    for (at, stream) in streams.into_iter().enumerate() {
+                        exchange(stream, number * each + at, length);
+                    }
+                });
+            }
+        });
+    });
+}
+
+/// Runs clients of the kernel against an echo server of the stack.
+fn serve(
+    name: &str,
+    ipv6: bool,
+    faults: Faults,
+    controller: NewController,
+    (threads, each, length): (usize, usize, usize),
+) -> Option<Counters> {
+    let testbed = hosts(name)?;
+    let (linux, host) = (testbed.host(0), testbed.host(1));
+    let config = Config { controller, ..Config::default() };
+    let stack = StackHost::start(linux, host, ipv6, config, faults, Use::Echo);
+    kernel_clients(linux, stack.address, threads, each, length);
+    let (counters, levels) = stack.stop();
+    let connections = (threads * each) as u64;
+    assert_eq!(counters.accepted, connections, "{counters:?}");
+    assert_eq!(levels.connections, 0, "{levels:?}");
+    Some(counters)
+}
+
+fn cubic(mss: u16) -> Box<dyn manylane_tcp::congestion::Controller> {
+    Algorithm::Cubic.controller(mss)
+}
+
+fn bbr(mss: u16) -> Box<dyn manylane_tcp::congestion::Controller> {
+    Algorithm::Bbr.controller(mss)
+}
+
+fn new_reno(mss: u16) -> Box<dyn manylane_tcp::congestion::Controller> {
+    Algorithm::NewReno.controller(mss)
+}
+
+#[test]
+fn netns_tcp_serves_a_thousand_connections_of_linux() {
+    let name = "netns_tcp_serves_a_thousand_connections_of_linux";
+    let Some(counters) = serve(name, false, Faults::none(), cubic, (20, 50, 2000)) else { return };
+    assert_eq!((counters.resets_sent, counters.dropped_checksum), (0, 0), "{counters:?}");
+}
+
+#[test]
+fn netns_tcp_serves_linux_over_ipv6() {
+    serve("netns_tcp_serves_linux_over_ipv6", true, Faults::none(), cubic, (4, 1, 2_000_000));
+}
+
+#[test]
+fn netns_tcp_survives_little_loss() {
+    serve("netns_tcp_survives_little_loss", false, Faults::permille(1), cubic, (20, 1, 300_000));
+}
+
+#[test]
+fn netns_tcp_survives_loss() {
+    serve("netns_tcp_survives_loss", true, Faults::permille(10), new_reno, (20, 1, 200_000));
+}
+
+#[test]
+fn netns_tcp_survives_much_loss() {
+    serve("netns_tcp_survives_much_loss", false, Faults::permille(50), bbr, (20, 2, 30_000));
+}
+
+/// The stack connects, and the kernel answers.
+fn connect(name: &str, ipv6: bool, faults: Faults, connections: usize, length: usize) {
+    let Some(testbed) = hosts(name) else { return };
+    let (linux, host) = (testbed.host(0), testbed.host(1));
+    let ip: IpAddr = linux.ip(0, ipv6);
+    let listener = linux.run(|| TcpListener::bind((ip, 0)).unwrap());
+    let server = listener.local_addr().unwrap();
+    let echo = thread::spawn(move || {
+        thread::scope(|scope| {
+            for _ in 0..connections {
+                let (mut stream, _) = listener.accept().unwrap();
+                scope.spawn(move || {
+                    let mut bytes = Vec::new();
+                    stream.read_to_end(&mut bytes).unwrap();
+                    stream.write_all(&bytes).unwrap();
+                });
+            }
+        });
+    });
+    let data = (0..connections).map(|connection| pattern(connection, length)).collect();
+    let stack = StackHost::start(linux, host, ipv6, Config::default(), faults, Use::Ask { server, data });
+    let (counters, levels) = stack.wait();
+    echo.join().unwrap();
+    assert_eq!((counters.connected, levels.connections), (connections as u64, 0), "{counters:?} {levels:?}");
+    // It has closed first.
+    assert_eq!(levels.time_wait, connections, "{levels:?}");
+}
+
+#[test]
+fn netns_tcp_connects_to_linux() {
+    connect("netns_tcp_connects_to_linux", false, Faults::none(), 100, 50_000);
+}
+
+#[test]
+fn netns_tcp_connects_to_linux_in_spite_of_loss() {
+    connect("netns_tcp_connects_to_linux_in_spite_of_loss", true, Faults::permille(50), 20, 30_000);
+}
