@@ -1,8 +1,10 @@
-//! Parts of the stack on their own, with a fake clock.
+//! Parts of the stack on their own, and the stack against scripts of segments, with a fake clock.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
 
 mod congestion;
 mod hostile;
 mod hostile_any;
+mod output;
+mod script;
 mod wheel;
