@@ -256,6 +256,10 @@ impl Edge {
         let fin = if passed.fin { Flags::FIN } else { Flags(0) };
         tcp[13] = Flags(segment.flags.0 & Flags::ACK.with(Flags::PSH).0).with(fin).0;
         tcp[14..16].copy_from_slice(&passed.window.to_be_bytes());
+        if tcp[12] >> 4 > 5 {
+            // The end of the options: they are read here, and smoltcp drops segments with odd ones.
+            tcp[HEADER_LEN] = 0;
+        }
         Some(inner)
     }
 
