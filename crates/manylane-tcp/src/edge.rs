@@ -63,6 +63,7 @@ pub(crate) enum Verdict {
 /// What the state machine gets of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Passed {
+    pub(crate) sequence: u32,
     /// Bytes of its payload: what is within the window.
     pub(crate) payload: usize,
     pub(crate) fin: bool,
@@ -230,7 +231,11 @@ impl Edge {
             self.window_sequence = segment.sequence;
             self.window_acknowledgment = segment.acknowledgment;
         }
+        // smoltcp drops FIN with data that is known: FIN alone is new.
+        let is_known = fin && !is_before(self.receive_next, segment.sequence.wrapping_add(length32(payload)));
+        let (sequence, payload) = if is_known { (self.receive_next, 0) } else { (segment.sequence, payload) };
         Verdict::Pass(Passed {
+            sequence,
             payload,
             fin,
             // With an older one, the state machine would drop the data.
@@ -252,6 +257,7 @@ impl Edge {
         let inner = packet.get_mut(start..end)?;
         write_inner_ip(inner);
         let tcp = inner.get_mut(INNER_IP_LEN..).filter(|tcp| tcp.len() >= HEADER_LEN)?;
+        tcp[4..8].copy_from_slice(&passed.sequence.to_be_bytes());
         tcp[8..12].copy_from_slice(&passed.acknowledgment.wrapping_sub(self.offset).to_be_bytes());
         let fin = if passed.fin { Flags::FIN } else { Flags(0) };
         tcp[13] = Flags(segment.flags.0 & Flags::ACK.with(Flags::PSH).0).with(fin).0;
