@@ -21,7 +21,7 @@ pub(crate) fn input<O: Output>(
     out: &mut O,
 ) {
     let Some(Phase::Open(open)) = core.table.phase_mut(index) else { return };
-    let passed = match open.edge.judge(segment) {
+    let mut passed = match open.edge.judge(segment) {
         Verdict::Pass(passed) => passed,
         Verdict::Reset => return core.end(index, Reason::Reset),
         verdict => {
@@ -39,6 +39,10 @@ pub(crate) fn input<O: Output>(
         }
     };
     (open.heard, open.probes) = (now, 0);
+    if open.endpoint.as_ref().is_some_and(|endpoint| endpoint.has_peer_finished()) {
+        // There is nothing behind FIN (RFC 9293, section 3.10.7.4); smoltcp would take it.
+        (passed.payload, passed.fin) = (0, false);
+    }
     let has_data = passed.payload > 0 || passed.fin;
     if open.endpoint.is_none() && !has_data {
         // All that it says is in the edge now.
