@@ -168,8 +168,7 @@ fn drive_endpoint<O: Output>(core: &mut Core, index: u32, now: Time, out: &mut O
     }
     let progress = endpoint.progress();
     if progress != Progress::Going && (endpoint.readable() == 0 || open.orphaned.is_some()) {
-        finish(core, index, progress, now);
-        return true;
+        return finish(core, index, progress, now, out);
     }
     let rest_at = open.active + core.config.buffers_kept;
     let is_idle = endpoint.is_idle(&open.edge);
@@ -211,12 +210,19 @@ fn set_deadline(core: &mut Core, index: u32, at: Option<Time>) {
     }
 }
 
-/// Both sides have closed it: what has to be remembered of it is.
-fn finish(core: &mut Core, index: u32, progress: Progress, now: Time) {
+/// Both sides have closed it: what has to be remembered of it is. False if the output is full.
+fn finish(core: &mut Core, index: u32, progress: Progress, now: Time, out: &mut impl Output) -> bool {
     if let (Progress::TimeWait, Some(Phase::Open(open))) = (progress, core.table.phase(index)) {
+        // The ACK of the peer's FIN waits no longer: there is nothing that could go with it.
+        let acknowledgment = open.edge.control(Flags::ACK, open.edge.send_next, now);
+        if open.edge.acknowledged != open.edge.receive_next && !core.send(&acknowledgment, out) {
+            return false;
+        }
+        let Some(Phase::Open(open)) = core.table.phase(index) else { return true };
         let edge = &open.edge;
         let numbers = (edge.send_next, edge.receive_next);
         core.time_wait.add(&core.secret, edge.flow, numbers, edge.recent_timestamp(), now);
     }
     core.end(index, Reason::Finished);
+    true
 }
