@@ -102,6 +102,11 @@ impl Core {
         if is_told {
             self.tell(index, What::Closed(reason));
         }
+        self.remove(index);
+    }
+
+    /// Removes a connection, and the application is told nothing.
+    pub(crate) fn remove(&mut self, index: u32) {
         self.wheel.cancel(index);
         match self.table.remove(&self.secret, index) {
             Some(Phase::Open(open)) => {

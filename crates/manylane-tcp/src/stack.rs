@@ -255,9 +255,7 @@ impl Stack {
     /// longer valid.
     pub fn close(&mut self, id: Id, now: Time) {
         let Some(index) = self.core.table.place(id) else { return };
-        let Some(Phase::Open(open)) = self.core.table.phase(index) else {
-            return self.core.end(index, Reason::Finished);
-        };
+        let Some(Phase::Open(open)) = self.core.table.phase(index) else { return self.abort(id) };
         let has_unread = open.endpoint.as_ref().is_some_and(|endpoint| endpoint.readable() > 0);
         if has_unread || !self.core.wake(index, now) {
             return self.abort(id);
@@ -272,11 +270,11 @@ impl Stack {
     /// The application is done with a connection: the peer gets a reset. The id is no longer valid.
     pub fn abort(&mut self, id: Id) {
         let Some(index) = self.core.table.place(id) else { return };
+        self.forget(index);
         match self.core.table.phase(index) {
             Some(Phase::Open(_)) => established::abort(&mut self.core, index),
-            _ => self.core.end(index, Reason::Finished),
+            _ => self.core.remove(index),
         }
-        self.forget(index);
     }
 
     /// The addresses of a connection: ours and the peer's.
