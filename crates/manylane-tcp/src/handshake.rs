@@ -36,7 +36,7 @@ const MSS_MIN: u16 = 88;
 pub(crate) enum Next {
     /// It is dealt with.
     Done,
-    /// It has completed the handshake, and may have data.
+    /// It has completed the handshake; it is no SYN, and may have data.
     Established,
 }
 
@@ -147,7 +147,7 @@ pub(crate) fn input(
             answer(core, index, now, out);
             return Next::Done;
         } else if segment.sequence == peer.sequence {
-            return establish(core, index, &peer, segment, now);
+            return establish(core, index, &peer, segment, now, out);
         }
         // Of another connection, or an old one: the peer says which (RFC 5961, section 4.2).
         let challenge = Control {
@@ -161,7 +161,7 @@ pub(crate) fn input(
         core.counters.challenges_sent += 1;
         core.send(&challenge, out);
     } else if acknowledges {
-        return establish(core, index, &peer, segment, now);
+        return establish(core, index, &peer, segment, now, out);
     } else if segment.has(Flags::ACK) {
         reset(core, segment, out);
     }
@@ -190,7 +190,7 @@ fn input_before_syn(
         let Some(Phase::Handshake(handshake)) = core.table.phase_mut(index) else { return Next::Done };
         handshake.peer = Some(peer);
         if acknowledges {
-            return establish(core, index, &peer, segment, now);
+            return establish(core, index, &peer, segment, now, out);
         }
         // Both have sent one.
         answer(core, index, now, out);
@@ -199,7 +199,14 @@ fn input_before_syn(
 }
 
 /// Both sides know each other's numbers.
-fn establish(core: &mut Core, index: u32, peer: &PeerSyn, segment: &Segment, now: Time) -> Next {
+fn establish(
+    core: &mut Core,
+    index: u32,
+    peer: &PeerSyn,
+    segment: &Segment,
+    now: Time,
+    out: &mut impl Output,
+) -> Next {
     let Some(Phase::Handshake(handshake)) = core.table.phase(index) else { return Next::Done };
     let (is_active, flow, controller) = (handshake.is_active, handshake.flow, handshake.controller);
     // With more than one SYN it is not known which one was answered (RFC 6298, section 3).
@@ -209,7 +216,9 @@ fn establish(core: &mut Core, index: u32, peer: &PeerSyn, segment: &Segment, now
         terms.window = u32::from(segment.window) << terms.shifts.map_or(0, |(send, _)| send);
     }
     let Some(phase) = core.table.phase_mut(index) else { return Next::Done };
-    *phase = Phase::Open(Open::new(flow, &terms, controller, round_trip, now));
+    let open = Open::new(flow, &terms, controller, round_trip, now);
+    let acknowledgment = open.edge.control(Flags::ACK, open.edge.send_next, now);
+    *phase = Phase::Open(open);
     if is_active {
         core.counters.connected += 1;
         core.tell(index, What::Connected);
@@ -219,6 +228,11 @@ fn establish(core: &mut Core, index: u32, peer: &PeerSyn, segment: &Segment, now
         core.tell(index, What::Accepted);
     }
     core.mark_ready(index);
+    if segment.has(Flags::SYN) {
+        // Data with it comes again.
+        core.send(&acknowledgment, out);
+        return Next::Done;
+    }
     Next::Established
 }
 
