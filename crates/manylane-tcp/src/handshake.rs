@@ -136,36 +136,47 @@ pub(crate) fn input(
     let Some(peer) = handshake.peer else {
         return input_before_syn(core, index, segment, acknowledges, now, out);
     };
-    let is_active = handshake.is_active;
+    let (is_active, start) = (handshake.is_active, peer.sequence.wrapping_add(1));
+    let is_in_window = segment.sequence.wrapping_sub(start) < u32::from(core.first_window());
     if segment.has(Flags::RST) {
-        if segment.sequence == peer.sequence.wrapping_add(1) {
+        if segment.sequence == start {
             core.end(index, Reason::Refused);
+        } else if is_in_window {
+            challenge(core, segment.flow, expected, &peer, now, out);
         }
     } else if segment.has(Flags::SYN) {
         if segment.sequence == peer.sequence && !(is_active && acknowledges) {
             // Ours was lost, or both come at once.
             answer(core, index, now, out);
-            return Next::Done;
         } else if segment.sequence == peer.sequence {
             return establish(core, index, &peer, segment, now, out);
+        } else {
+            // Of another connection, or an old one: the peer says which (RFC 5961, section 4.2).
+            challenge(core, segment.flow, expected, &peer, now, out);
         }
-        // Of another connection, or an old one: the peer says which (RFC 5961, section 4.2).
-        let challenge = Control {
-            flow: segment.flow,
-            sequence: expected,
-            acknowledgment: peer.sequence.wrapping_add(1),
-            flags: Flags::ACK,
-            window: core.first_window(),
-            options: Options::default(),
-        };
-        core.counters.challenges_sent += 1;
-        core.send(&challenge, out);
+    } else if !is_in_window {
+        challenge(core, segment.flow, expected, &peer, now, out);
     } else if acknowledges {
         return establish(core, index, &peer, segment, now, out);
     } else if segment.has(Flags::ACK) {
         reset(core, segment, out);
     }
     Next::Done
+}
+
+/// Answers what is not acceptable with an ACK that says what we expect.
+fn challenge(core: &mut Core, flow: Flow, sequence: u32, peer: &PeerSyn, now: Time, out: &mut impl Output) {
+    let timestamps = peer.timestamp.map(|recent| (timestamp(now), recent));
+    let challenge = Control {
+        flow,
+        sequence,
+        acknowledgment: peer.sequence.wrapping_add(1),
+        flags: Flags::ACK,
+        window: core.first_window(),
+        options: Options { timestamps, ..Options::default() },
+    };
+    core.counters.challenges_sent += 1;
+    core.send(&challenge, out);
 }
 
 /// Takes a segment while the peer's SYN has not come (SYN-SENT, RFC 9293, section 3.10.7.3).
