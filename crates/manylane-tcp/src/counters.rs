@@ -47,7 +47,7 @@ counters! {
     dropped_checksum,
     /// Dropped: no connection has these addresses, and no port is listened on.
     dropped_unknown,
-    /// Dropped: SYNs above the number of connections.
+    /// Dropped: SYNs, and ACKs with cookies, above the number of connections.
     dropped_full,
     /// Dropped: segments that needed buffers when none were left.
     dropped_no_buffers,

@@ -93,14 +93,14 @@ pub(crate) fn connect(core: &mut Core, flow: Flow, controller: NewController, no
     Some(id)
 }
 
-/// Takes an ACK of a connection that does not exist: it may bring a cookie back. Returns the place
-/// of the connection.
+/// Takes an ACK of a connection that does not exist: it may bring a cookie back. `None` if it does
+/// not. Returns the place of the connection, if there is one left.
 pub(crate) fn redeem(
     core: &mut Core,
     segment: &Segment,
     controller: NewController,
     now: Time,
-) -> Option<u32> {
+) -> Option<Option<u32>> {
     core.cookies_until.filter(|until| now <= *until)?;
     let (peer, cookie) = (segment.sequence.wrapping_sub(1), segment.acknowledgment.wrapping_sub(1));
     let options = core.secret.open_cookie(&segment.flow, peer, cookie, now)?;
@@ -114,12 +114,16 @@ pub(crate) fn redeem(
     };
     let terms = terms(core, &segment.flow, cookie, &peer);
     let open = Open::new(segment.flow, &terms, controller, None, now);
-    let id = core.table.add(&core.secret, Phase::Open(open))?;
+    let Some(id) = core.table.add(&core.secret, Phase::Open(open)) else {
+        // As with a SYN: when it comes again, there may be a place.
+        core.counters.dropped_full += 1;
+        return Some(None);
+    };
     core.counters.cookies_accepted += 1;
     core.counters.accepted += 1;
     core.tell(id.index, What::Accepted);
     core.mark_ready(id.index);
-    Some(id.index)
+    Some(Some(id.index))
 }
 
 /// Takes a segment of a connection in the handshake.

@@ -344,9 +344,12 @@ fn input_unknown(core: &mut Core, packet: &mut [u8], segment: &Segment, now: Tim
             return handshake::accept(core, segment, controller, after, now, out);
         }
         if kind == Flags::ACK.0
-            && let Some(index) = handshake::redeem(core, segment, controller, now)
+            && let Some(place) = handshake::redeem(core, segment, controller, now)
         {
-            return established::input(core, index, packet, segment, now, out);
+            if let Some(index) = place {
+                established::input(core, index, packet, segment, now, out);
+            }
+            return;
         }
     }
     core.counters.dropped_unknown += 1;
