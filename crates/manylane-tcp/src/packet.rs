@@ -40,9 +40,12 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// Reads a packet. `is_verified`: its checksum is known to be valid.
+    /// Reads a packet. `is_verified`: its checksums are known to be valid.
     pub(crate) fn parse(packet: &[u8], is_verified: bool) -> Result<Segment, Unfit> {
         let (source, destination, payload) = addresses(packet).ok_or(Unfit::Malformed)?;
+        if !is_verified && !has_valid_ip_checksum(packet) {
+            return Err(Unfit::Checksum);
+        }
         if !can_send(source) || !can_send(destination) {
             return Err(Unfit::Malformed);
         }
@@ -120,6 +123,12 @@ fn addresses(packet: &[u8]) -> Option<(IpAddr, IpAddr, &[u8])> {
         }
         _ => None,
     }
+}
+
+/// True if an IP header has no checksum, or a valid one (RFC 1122, section 3.2.1.2).
+fn has_valid_ip_checksum(packet: &[u8]) -> bool {
+    packet.first().is_none_or(|first| first >> 4 != 4)
+        || Ipv4::parse(packet).is_ok_and(|ip| ip.has_valid_checksum())
 }
 
 /// True for an address that one host has (RFC 1122, section 3.2.1.3). IPv4 addresses that are

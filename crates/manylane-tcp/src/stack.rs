@@ -102,8 +102,8 @@ impl Stack {
         handshake::connect(&mut self.core, flow, controller, now).ok_or(Error::TooMany)
     }
 
-    /// Takes a packet, an IP header in front, and changes its headers. `is_verified`: the checksum
-    /// of its segment is known to be valid.
+    /// Takes a packet, an IP header in front, and changes its headers. `is_verified`: its
+    /// checksums are known to be valid.
     pub fn input(&mut self, now: Time, packet: &mut [u8], is_verified: bool, out: &mut impl Output) {
         let core = &mut self.core;
         core.counters.segments_in += 1;
