@@ -50,7 +50,9 @@ impl Segment {
             return Err(Unfit::Malformed);
         }
         let tcp = Tcp::parse(payload).map_err(|_| Unfit::Malformed)?;
-        if tcp.source == 0 || tcp.destination == 0 {
+        // From ourselves to ourselves is no one's ("land").
+        let is_loop = (source, tcp.source) == (destination, tcp.destination);
+        if tcp.source == 0 || tcp.destination == 0 || is_loop {
             return Err(Unfit::Malformed);
         }
         if !is_verified && !tcp.has_valid_checksum(source, destination) {
