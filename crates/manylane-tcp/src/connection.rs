@@ -64,6 +64,10 @@ pub(crate) struct Open {
     pub(crate) told_readable: bool,
     /// A write has found no room.
     pub(crate) wants_to_write: bool,
+    /// The application writes no more, and there were no buffers for FIN.
+    pub(crate) is_finishing: bool,
+    /// It is in the queue for buffers.
+    pub(crate) waits_for_buffers: bool,
     /// The application has given it up, at this time.
     pub(crate) orphaned: Option<Time>,
     /// The application has aborted it: a reset is to be sent.
@@ -89,6 +93,8 @@ impl Open {
             is_ready: false,
             told_readable: false,
             wants_to_write: false,
+            is_finishing: false,
+            waits_for_buffers: false,
             orphaned: None,
             is_aborted: false,
         }

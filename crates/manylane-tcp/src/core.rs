@@ -45,6 +45,8 @@ pub(crate) struct Core {
     #[expect(clippy::vec_box, reason = "they move between here and the connections")]
     pool: Vec<Box<Endpoint>>,
     endpoints: usize,
+    /// Places of connections whose application waits for buffers; some may have ended.
+    waiting: VecDeque<u32>,
 }
 
 impl Core {
@@ -61,6 +63,7 @@ impl Core {
             cookies_until: None,
             pool: Vec::new(),
             endpoints: 0,
+            waiting: VecDeque::new(),
             counters: Counters::default(),
             secret,
             config,
@@ -111,7 +114,7 @@ impl Core {
         match self.table.remove(&self.secret, index) {
             Some(Phase::Open(open)) => {
                 if let Some(endpoint) = open.endpoint {
-                    self.pool.push(endpoint);
+                    self.give_back(endpoint);
                 }
             }
             Some(Phase::Handshake(handshake)) if !handshake.is_active => self.backlog -= 1,
@@ -148,7 +151,29 @@ impl Core {
         if let Some(Phase::Open(Open { endpoint, .. })) = self.table.phase_mut(index)
             && let Some(endpoint) = endpoint.take()
         {
-            self.pool.push(endpoint);
+            self.give_back(endpoint);
+        }
+    }
+
+    /// Takes an endpoint, and lets the first one in the queue try.
+    fn give_back(&mut self, endpoint: Box<Endpoint>) {
+        self.pool.push(endpoint);
+        while let Some(index) = self.waiting.pop_front() {
+            if let Some(Phase::Open(open)) = self.table.phase_mut(index)
+                && std::mem::take(&mut open.waits_for_buffers)
+                && open.endpoint.is_none()
+            {
+                return self.mark_ready(index);
+            }
+        }
+    }
+
+    /// Puts a connection into the queue for buffers: it is made ready once there are some.
+    pub(crate) fn wait_for_buffers(&mut self, index: u32) {
+        if let Some(Phase::Open(open)) = self.table.phase_mut(index)
+            && !std::mem::replace(&mut open.waits_for_buffers, true)
+        {
+            self.waiting.push_back(index);
         }
     }
 

@@ -117,14 +117,32 @@ pub(crate) fn drive<O: Output>(core: &mut Core, index: u32, now: Time, out: &mut
         core.end(index, Reason::Finished);
         return true;
     }
-    if open.endpoint.is_some() {
+    if open.is_finishing || open.wants_to_write && open.endpoint.is_none() {
+        resume(core, index, now);
+    }
+    if matches!(core.table.phase(index), Some(Phase::Open(Open { endpoint: Some(_), .. }))) {
         drive_endpoint(core, index, now, out)
     } else {
         drive_idle(core, index, now, out)
     }
 }
 
-/// The same for a connection with a state machine.
+/// Does what the application wanted to do when no buffers were left, or waits for them again.
+fn resume(core: &mut Core, index: u32, now: Time) {
+    if !core.wake(index, now) {
+        return core.wait_for_buffers(index);
+    }
+    let Some(Phase::Open(open)) = core.table.phase_mut(index) else { return };
+    open.active = now;
+    if let (true, Some(endpoint)) = (std::mem::take(&mut open.is_finishing), &mut open.endpoint) {
+        endpoint.finish();
+    }
+    if std::mem::take(&mut open.wants_to_write) {
+        core.tell(index, What::Writable);
+    }
+}
+
+/// [`drive`] of a connection with a state machine.
 fn drive_endpoint<O: Output>(core: &mut Core, index: u32, now: Time, out: &mut O) -> bool {
     let Some(Phase::Open(open)) = core.table.phase_mut(index) else { return true };
     let Some(endpoint) = &mut open.endpoint else { return true };
@@ -182,7 +200,7 @@ fn drive_endpoint<O: Output>(core: &mut Core, index: u32, now: Time, out: &mut O
     true
 }
 
-/// The same for a connection that has nothing to do: the peer is asked whether it is still there.
+/// [`drive`] of a connection that has nothing to do: the peer is asked whether it is still there.
 fn drive_idle(core: &mut Core, index: u32, now: Time, out: &mut impl Output) -> bool {
     let Some(Phase::Open(open)) = core.table.phase_mut(index) else { return true };
     let (orphan_at, keep_alive) =

@@ -226,7 +226,7 @@ impl Stack {
         let is_awake = self.core.wake(index, now);
         let Some(Phase::Open(open)) = self.core.table.phase_mut(index) else { return 0 };
         let taken = match &mut open.endpoint {
-            Some(endpoint) if is_awake => {
+            Some(endpoint) if is_awake && !open.is_finishing => {
                 let room = open.sender.room(endpoint.unacknowledged()).min(bytes.len());
                 endpoint.write(&bytes[..room])
             }
@@ -241,13 +241,13 @@ impl Stack {
     /// Nothing more is written: the peer gets FIN after the last byte. Reading goes on.
     pub fn shutdown(&mut self, id: Id, now: Time) {
         let Some(index) = self.core.table.place(id) else { return };
-        if self.core.wake(index, now)
-            && let Some(Phase::Open(open)) = self.core.table.phase_mut(index)
-            && let Some(endpoint) = &mut open.endpoint
-        {
-            endpoint.finish();
-            self.core.mark_ready(index);
+        self.core.wake(index, now);
+        let Some(Phase::Open(open)) = self.core.table.phase_mut(index) else { return };
+        match &mut open.endpoint {
+            Some(endpoint) => endpoint.finish(),
+            None => open.is_finishing = true,
         }
+        self.core.mark_ready(index);
     }
 
     /// The application is done with a connection: what was written is still sent, then FIN. If
