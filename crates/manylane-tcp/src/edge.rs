@@ -93,6 +93,8 @@ pub(crate) struct Edge {
     /// The next number that we expect, and the one after the window that we have advertised.
     pub(crate) receive_next: u32,
     pub(crate) receive_edge: u32,
+    /// The number behind the last byte that we have, also behind a hole.
+    pub(crate) receive_last: u32,
     /// The number that we have acknowledged last.
     pub(crate) acknowledged: u32,
     /// The peer's window, in bytes.
@@ -125,6 +127,7 @@ impl Edge {
             send_next: terms.send_from,
             receive_next: terms.receive_from,
             receive_edge: terms.receive_from.wrapping_add(terms.advertised),
+            receive_last: terms.receive_from,
             acknowledged: terms.receive_from,
             window: terms.window,
             window_sequence: terms.receive_from.wrapping_sub(1),
@@ -173,6 +176,11 @@ impl Edge {
     /// Bytes that were sent and not acknowledged.
     pub(crate) fn in_flight(&self) -> u32 {
         self.send_next.wrapping_sub(self.unacknowledged)
+    }
+
+    /// True if bytes are missing in front of some that we have.
+    pub(crate) fn has_hole(&self) -> bool {
+        is_before(self.receive_next, self.receive_last)
     }
 
     /// Judges a segment, in the order of RFC 9293, section 3.10.7.4, and notes the peer's time stamp

@@ -134,6 +134,7 @@ impl Endpoint {
         let start = answer.sequence.wrapping_add(1);
         edge.inner_shift = answer_options.window_scale.unwrap_or(0);
         edge.offset = edge.send_next.wrapping_sub(start);
+        edge.receive_last = edge.receive_next;
         let window = u16::try_from(edge.window >> edge.send_shift).unwrap_or(u16::MAX);
         for sequence in [edge.receive_next, first] {
             // The second one is a probe: the answer sets the window, which a SYN cannot say.

@@ -8,7 +8,8 @@ use crate::edge::Verdict;
 use crate::endpoint::Progress;
 use crate::event::{Reason, What};
 use crate::output::Output;
-use crate::packet::Segment;
+use crate::packet::{Segment, length32};
+use crate::sequence::later;
 use crate::time::Time;
 
 /// Takes a segment of an established connection, in place.
@@ -62,6 +63,8 @@ pub(crate) fn input<O: Output>(
     let (unacknowledged, in_flight) = (open.edge.unacknowledged, open.edge.in_flight());
     let is_duplicate = !has_data && !passed.tells_window && in_flight > 0;
     let Some(inner) = open.edge.pass(packet, segment, &passed) else { return };
+    let end = passed.sequence.wrapping_add(length32(passed.payload));
+    open.edge.receive_last = later(open.edge.receive_last, end);
     let sent = endpoint.input(&mut core.machine, &mut open.edge, inner, now, out);
     let acknowledged = open.edge.unacknowledged.wrapping_sub(unacknowledged);
     open.sender.on_ack(&open.edge, acknowledged, is_duplicate, now);
@@ -188,7 +191,9 @@ fn drive_endpoint<O: Output>(core: &mut Core, index: u32, now: Time, out: &mut O
     if progress != Progress::Going && (endpoint.readable() == 0 || open.orphaned.is_some()) {
         return finish(core, index, progress, now, out);
     }
-    let rest_at = open.active + core.config.buffers_kept;
+    // With a hole, bytes are kept that the peer need not send again.
+    let kept = if open.edge.has_hole() { core.config.user_timeout } else { core.config.buffers_kept };
+    let rest_at = open.active + kept;
     let is_idle = endpoint.is_idle(&open.edge);
     if is_idle && now >= rest_at {
         core.rest(index);
