@@ -200,30 +200,65 @@ fn drive_endpoint<O: Output>(core: &mut Core, index: u32, now: Time, out: &mut O
         return drive_idle(core, index, now, out);
     }
     let orphan_at = open.orphaned.map(|at| at + core.config.orphan_timeout);
-    let deadlines = [due, is_waiting.then_some(give_up), is_idle.then_some(rest_at), orphan_at];
+    let probe_at = match is_waiting {
+        // What is sent asks the peer.
+        true => None,
+        false => match keep_alive(core, index, now, out) {
+            KeepAlive::Next(at) => at,
+            KeepAlive::Full => return false,
+            KeepAlive::Over => return true,
+        },
+    };
+    let deadlines = [due, is_waiting.then_some(give_up), is_idle.then_some(rest_at), orphan_at, probe_at];
     set_deadline(core, index, deadlines.into_iter().flatten().min());
     true
 }
 
-/// [`drive`] of a connection that has nothing to do: the peer is asked whether it is still there.
+/// [`drive`] of a connection that has nothing to do.
 fn drive_idle(core: &mut Core, index: u32, now: Time, out: &mut impl Output) -> bool {
-    let Some(Phase::Open(open)) = core.table.phase_mut(index) else { return true };
-    let (orphan_at, keep_alive) =
-        (open.orphaned.map(|at| at + core.config.orphan_timeout), core.config.keep_alive);
-    let probe_at = keep_alive.map(|time| open.heard + time + time / 10 * u32::from(open.probes));
-    if probe_at.is_some_and(|at| now >= at) {
-        if open.probes >= core.config.keep_alive_probes {
-            core.end(index, Reason::TimedOut);
-            return true;
-        }
-        // One that was sent before: the peer answers with what it expects (RFC 9293, section 3.8.4).
-        let probe = open.edge.control(Flags::ACK, open.edge.send_next.wrapping_sub(1), now);
-        open.probes += 1;
-        core.send(&probe, out);
-        return drive_idle(core, index, now, out);
-    }
+    let probe_at = match keep_alive(core, index, now, out) {
+        KeepAlive::Next(at) => at,
+        KeepAlive::Full => return false,
+        KeepAlive::Over => return true,
+    };
+    let Some(Phase::Open(open)) = core.table.phase(index) else { return true };
+    let orphan_at = open.orphaned.map(|at| at + core.config.orphan_timeout);
     set_deadline(core, index, [orphan_at, probe_at].into_iter().flatten().min());
     true
+}
+
+/// What has come of keep-alive.
+enum KeepAlive {
+    /// When the next probe is due.
+    Next(Option<Time>),
+    /// The output is full.
+    Full,
+    /// The peer has not answered, and the connection is over.
+    Over,
+}
+
+/// Asks the peer whether it is still there, if that is due.
+fn keep_alive(core: &mut Core, index: u32, now: Time, out: &mut impl Output) -> KeepAlive {
+    let Some(time) = core.config.keep_alive else { return KeepAlive::Next(None) };
+    let Some(Phase::Open(open)) = core.table.phase(index) else { return KeepAlive::Over };
+    let at = |open: &Open, probes: u8| open.heard + time + time / 10 * u32::from(probes);
+    if now < at(open, open.probes) {
+        return KeepAlive::Next(Some(at(open, open.probes)));
+    }
+    if open.probes >= core.config.keep_alive_probes {
+        core.end(index, Reason::TimedOut);
+        return KeepAlive::Over;
+    }
+    // One that was sent before: the peer answers with what it expects (RFC 9293, section 3.8.4).
+    let probe = open.edge.control(Flags::ACK, open.edge.send_next.wrapping_sub(1), now);
+    if !core.send(&probe, out) {
+        return KeepAlive::Full;
+    }
+    let Some(Phase::Open(open)) = core.table.phase_mut(index) else { return KeepAlive::Over };
+    open.probes += 1;
+    // Later than now: a late call sends one probe, not all that it has missed.
+    let next = at(open, open.probes).max(now + time / 10);
+    KeepAlive::Next(Some(next))
 }
 
 fn set_deadline(core: &mut Core, index: u32, at: Option<Time>) {
