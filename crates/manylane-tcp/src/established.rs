@@ -2,7 +2,7 @@
 
 use manylane_wire::tcp::Flags;
 
-use crate::connection::Phase;
+use crate::connection::{Open, Phase};
 use crate::core::Core;
 use crate::edge::Verdict;
 use crate::endpoint::Progress;
@@ -88,7 +88,7 @@ fn tell_news(core: &mut Core, index: u32) {
     // Not for each segment that is acknowledged: for a third of all, as in Linux.
     let held = endpoint.unacknowledged();
     let room = open.sender.room(held).min(endpoint.writable());
-    let tell_writable = open.wants_to_write && room > 0 && room * 2 >= held;
+    let tell_writable = open.wants_to_write && room * 2 > held;
     open.wants_to_write &= !tell_writable;
     if tell_readable {
         core.tell(index, What::Readable);
@@ -151,7 +151,7 @@ fn drive_endpoint<O: Output>(core: &mut Core, index: u32, now: Time, out: &mut O
     let Some(endpoint) = &mut open.endpoint else { return true };
     let mut due = endpoint.deadline(&mut core.machine, &open.edge, now);
     while due.is_some_and(|at| at <= now) {
-        let may_send_at = open.sender.may_send_at(&open.edge, now);
+        let may_send_at = open.sender.may_send_at(&open.edge, endpoint.unacknowledged(), now);
         if may_send_at > now {
             due = Some(may_send_at);
             if open.edge.acknowledged != open.edge.receive_next {
@@ -179,8 +179,8 @@ fn drive_endpoint<O: Output>(core: &mut Core, index: u32, now: Time, out: &mut O
         open.sender.on_sent(&open.edge, &sent, before, now);
         due = endpoint.deadline(&mut core.machine, &open.edge, now);
     }
-    let has_room = open.sender.room(endpoint.unacknowledged()) > 0;
-    open.sender.set_app_limited(&open.edge, !open.wants_to_write || has_room);
+    let is_held_up = open.wants_to_write && open.sender.room(endpoint.unacknowledged()) == 0;
+    open.sender.note_limit(&open.edge, is_held_up);
     let is_waiting = open.edge.in_flight() > 0 || endpoint.unacknowledged() > 0;
     let give_up = open.heard + core.config.user_timeout;
     if is_waiting && now >= give_up {

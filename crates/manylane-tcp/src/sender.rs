@@ -46,10 +46,14 @@ pub(crate) struct Sender {
     timed_out: Option<u32>,
     /// The number behind what the state machine has sent, again or for the first time.
     sent_to: u32,
+    /// The number behind a probe of the peer's closed window, if it is the last of what was sent.
+    probed_to: Option<u32>,
     /// When a segment was sent last.
     sent_at: Time,
-    /// The application had less to send than was allowed.
+    /// There was less to send than was allowed, all the time since what is in flight was sent.
     app_limited: bool,
+    /// The number behind what was in flight when the window limited the sending.
+    limited_to: u32,
     /// When the next segment may be sent, by the pacing rate.
     paced_to: Time,
 }
@@ -70,8 +74,10 @@ impl Sender {
             recover: None,
             timed_out: None,
             sent_to: edge.send_next,
+            probed_to: None,
             sent_at: now,
             app_limited: true,
+            limited_to: edge.send_next,
             paced_to: now,
         }
     }
@@ -92,11 +98,13 @@ impl Sender {
         allowance.saturating_sub(unacknowledged)
     }
 
-    /// When the next segment may be sent: now, later, or after an ACK, but for a timeout's time.
-    pub(crate) fn may_send_at(&self, edge: &Edge, now: Time) -> Time {
-        let outstanding = self.sent_to.wrapping_sub(edge.unacknowledged).cast_signed();
-        let outstanding = u32::try_from(outstanding).unwrap_or(0);
-        if self.expects_resend || outstanding == 0 {
+    /// When the next segment may be sent: now, or later, or after an ACK, but for a timeout's time.
+    /// `written`: bytes that are written and not acknowledged.
+    pub(crate) fn may_send_at(&self, edge: &Edge, written: usize, now: Time) -> Time {
+        let outstanding = self.outstanding(edge);
+        let has_unsent = written > usize::try_from(outstanding).unwrap_or(usize::MAX);
+        // What is due if all is sent is an ACK, or comes from a timer.
+        if self.expects_resend || outstanding == 0 || !has_unsent {
             return now;
         }
         if outstanding >= self.allowance() {
@@ -116,11 +124,15 @@ impl Sender {
         if bytes == 0 {
             return;
         }
-        let is_oldest = sent.sequence == edge.unacknowledged;
-        if sent.again {
+        // Not the next one after a timeout.
+        let goes_back = sent.sequence == edge.unacknowledged && is_before(sent.sequence, self.sent_to);
+        if self.probed_to.take() == Some(self.sent_to) && self.sent_to != sent.end {
+            // The peer has opened its window: what follows the probe begins with it.
+            self.timed = None;
+        } else if sent.again {
             // It is not known which of both the ACK is for (Karn, RFC 6298, section 3).
             self.timed = None;
-            if !self.expects_resend && is_oldest {
+            if !self.expects_resend && goes_back {
                 self.duplicates = 0;
                 self.inflation = 0;
                 self.recover = None;
@@ -143,6 +155,7 @@ impl Sender {
         if is_before(self.sent_to, sent.end) {
             self.sent_to = sent.end;
         }
+        self.probed_to = (edge.window == 0 && bytes == 1).then_some(sent.end);
         self.controller.on_sent(now, bytes, before);
         self.sent_at = now;
         self.pace(bytes, now);
@@ -224,12 +237,24 @@ impl Sender {
         Some(sample)
     }
 
-    /// Notes whether there was less to send than was allowed.
-    pub(crate) fn set_app_limited(&mut self, edge: &Edge, app_limited: bool) {
-        self.app_limited = app_limited;
-        if app_limited && let Some(sampler) = &mut self.sampler {
+    /// Notes what has limited the sending: the window, or that there was nothing more to send, or
+    /// the peer's window was full. `is_held_up`: the application would have written more.
+    pub(crate) fn note_limit(&mut self, edge: &Edge, is_held_up: bool) {
+        let free = self.allowance().saturating_sub(self.outstanding(edge));
+        if is_held_up || free < u32::from(self.mss) {
+            self.app_limited = false;
+            self.limited_to = edge.send_next;
+            return;
+        }
+        self.app_limited |= !is_before(edge.unacknowledged, self.limited_to);
+        if let Some(sampler) = &mut self.sampler {
             sampler.on_app_limited(edge.in_flight());
         }
+    }
+
+    /// Bytes that the state machine has sent, again or for the first time, and not acknowledged.
+    fn outstanding(&self, edge: &Edge) -> u32 {
+        u32::try_from(self.sent_to.wrapping_sub(edge.unacknowledged).cast_signed()).unwrap_or(0)
     }
 
     /// The segments are shorter from now on.
