@@ -28,6 +28,7 @@ fn hosts(name: &str) -> Option<Testbed> {
     let testbed = testbed(name, &Layout { queues: 1, ..Layout::default() })?;
     // As over a wire: one frame for each segment, with its checksum.
     testbed.host(0).set_checksums(0, false).unwrap();
+    testbed.host(1).set_gro(0, false).unwrap();
     Some(testbed)
 }
 
