@@ -1,4 +1,63 @@
-//! TCP for one lane: packets and a time go in, packets and events come out. No I/O, no clock.
+//! TCP for one lane: packets and a time go in, packets and events come out. No I/O, no clock, no
+//! unsafe code, nothing shared between lanes.
+//!
+//! A [`Stack`] has the connections of one lane. Its caller hands it the packets of a batch, answers
+//! its [events](Event) by reads and writes, and lets it send what has come of them:
+//!
+//! ```
+//! use manylane_tcp::time::Time;
+//! use manylane_tcp::{Config, Output, Secret, Stack, What};
+//!
+//! /// Answers all that connections have sent, once a batch was given to the stack.
+//! fn serve(stack: &mut Stack, now: Time, out: &mut impl Output) {
+//!     while let Some(event) = stack.event() {
+//!         if event.what == What::Readable {
+//!             let mut request = Vec::new();
+//!             while stack.read(event.id, |bytes| { request.extend_from_slice(bytes); bytes.len() }) > 0 {}
+//!             stack.write(event.id, &request, now);
+//!             if stack.is_at_end(event.id) {
+//!                 stack.close(event.id, now);
+//!             }
+//!         }
+//!     }
+//!     stack.flush(now, out);
+//! }
+//!
+//! let mut stack = Stack::new(Config::default(), Secret::new([7; 16]), Time(0));
+//! stack.listen("192.0.2.1:7".parse()?)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # The way of a segment
+//!
+//! | stage | module | when something is full or missing |
+//! |---|---|---|
+//! | read: lengths, checksums, addresses | `packet` | dropped, counted |
+//! | its connection, by a hash with a key | `table` | none: `time_wait`, then a SYN or a cookie for a port that is listened on, else a reset |
+//! | SYNs and their answers | `handshake` | too many connections: dropped, counted; too many handshakes: a cookie (`secret`), and nothing is stored |
+//! | what of it is acceptable: RFC 9293, 5961, 7323 | `edge` | dropped or answered with an ACK, counted |
+//! | state machine and buffers | `endpoint`, by smoltcp | no buffers left: dropped, counted; the peer sends it again |
+//! | losses, round trips, how much may be sent | `sender`, [`congestion`] | the rest waits in the send buffer, and a write takes less |
+//! | what is due, once per batch | `established` (`drive`), [`wheel`] | no space in the output: sent by a later [`flush`](Stack::flush) |
+//! | a packet: headers, checksums | `edge` (`translate`), `packet` | - |
+//!
+//! # Who owns what
+//!
+//! A connection that is established is a record of about 300 bytes in the [`Stack`]'s table. Only
+//! while it has something to do does it have an *endpoint*: smoltcp's socket with a receive and a
+//! send buffer. Endpoints are allocated once and used again; they are opened at any sequence
+//! numbers by a handshake that only smoltcp sees, and the edge translates between its numbers and
+//! those on the wire. So connections in the handshake, idle ones and those in TIME-WAIT have no
+//! buffers, and there are never more than [`Config::buffers_max`]. Received bytes lie in the
+//! receive buffer until the application has read them, written ones in the send buffer until the
+//! peer has acknowledged them. Nothing is allocated for a segment.
+//!
+//! # What it does not have
+//!
+//! smoltcp does not retransmit selectively: SACK blocks are sent (one for each ACK), and those that
+//! come are ignored. After a timeout all that is not acknowledged is sent again, as the congestion
+//! window allows. The urgent pointer is ignored: such data is delivered as any other. There is no
+//! ECN, no TCP Fast Open, and no check of the path for packets that vanish without an ICMP error.
 
 mod config;
 pub mod congestion;

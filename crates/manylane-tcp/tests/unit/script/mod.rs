@@ -11,6 +11,7 @@
 //! | `open`, `open win 512 <mss 536>` | a peer connects: four lines, 10 ms |
 //! | `event accepted` | the next event; `none` if there is none |
 //! | `write 100`, `read 100 -> 50` | calls, and how many bytes they take |
+//! | `icmp too-big 1400`, `icmp unreachable` | a router says it of the packet that was expected last |
 //! | `levels time_wait=1`, `counters accepted=1` | what there is, and was |
 //! | `config backlog=1`, `family 4` | settings, among them `own_first`, our initial number; the script is for one family only |
 //! | `peer 5001`, `reopen 7` | the lines are about another peer; about its next connection, and its number |
@@ -68,4 +69,4 @@ macro_rules! directories {
     };
 }
 
-directories!(close, data, handshake, idle, invalid, reset, retransmission, time_wait, window);
+directories!(close, data, handshake, icmp, idle, invalid, reset, retransmission, time_wait, window);

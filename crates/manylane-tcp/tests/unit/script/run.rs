@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use manylane_tcp::time::Time;
-use manylane_tcp::{Config, Error, Event, Id, Reason, Secret, Stack, What};
+use manylane_tcp::{Config, Error, Event, Id, NetworkError, Reason, Secret, Stack, What};
 
 use super::packet::{Packet, Path, number, numbers};
 use crate::output::{Packets, pattern};
@@ -36,6 +36,8 @@ pub(super) struct Runner {
     stack: Stack,
     out: Packets,
     sent: VecDeque<(Time, Vec<u8>)>,
+    /// The last packet that was expected: routers quote it.
+    last: Vec<u8>,
     local: SocketAddr,
     peers: Vec<Peer>,
     /// The one that lines are about.
@@ -127,6 +129,7 @@ impl Runner {
             stack: Stack::new(config, Secret::new([7; 16]), start),
             out: Packets::default(),
             sent: VecDeque::new(),
+            last: Vec::new(),
             local: format!("{host}:{PORT}").parse().unwrap(),
             peers: Vec::new(),
             current: 0,
@@ -226,6 +229,7 @@ impl Runner {
         };
         let mut path = self.path(true);
         let sent = Packet::parse(&bytes, &mut path)?;
+        self.last = bytes;
         self.peers[self.current].own_first = path.source.1;
         if !expected.matches(&sent) {
             return Err(format!("at {:?} was sent: {sent}", at.since(self.start)));
@@ -336,6 +340,13 @@ impl Runner {
             ["shutdown"] => self.stack.shutdown(id()?, now),
             ["close"] => self.stack.close(id()?, now),
             ["abort"] => self.stack.abort(id()?),
+            // A router quotes the last packet, eight bytes of TCP at least.
+            ["icmp", "too-big", mtu] => {
+                self.stack.network_error(NetworkError::TooBig { mtu: number(mtu)? }, quoted(&self.last));
+            }
+            ["icmp", "unreachable"] => {
+                self.stack.network_error(NetworkError::Unreachable, quoted(&self.last));
+            }
             // The device takes so many packets more.
             ["output", room] => self.out.room = if room == "all" { usize::MAX } else { number(room)? },
             ["levels", ref expected @ ..] => return compare(expected, &format!("{:?}", self.stack.levels())),
@@ -381,6 +392,12 @@ impl Runner {
         }
         Ok(())
     }
+}
+
+/// The part of a packet that every router quotes.
+fn quoted(packet: &[u8]) -> &[u8] {
+    let ip = if packet.first().is_some_and(|first| first >> 4 == 4) { 20 } else { 40 };
+    packet.get(..ip + 8).unwrap_or_default()
 }
 
 /// Compares `name=value` with the debug format of a struct.
