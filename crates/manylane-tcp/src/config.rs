@@ -27,7 +27,8 @@ pub struct Config {
     pub controller: NewController,
     /// Largest packet of the device, with its IP header.
     pub mtu: u16,
-    /// How long data, SYN or FIN are retransmitted before the connection is given up (user timeout).
+    /// How long data, SYN or FIN are retransmitted before the connection is given up (user
+    /// timeout).
     pub user_timeout: Duration,
     /// Time without a segment after which the peer is asked whether it is still there, or never.
     pub keep_alive: Option<Duration>,

@@ -41,7 +41,7 @@ counters! {
     output_full,
     /// Connections that got buffers.
     buffers_taken,
-    /// Dropped: not TCP over IP, inconsistent lengths, fragments, addresses that no sender may have.
+    /// Dropped: not TCP, inconsistent lengths, fragments, addresses that no sender may have.
     dropped_malformed,
     /// Dropped: wrong checksum.
     dropped_checksum,

@@ -168,7 +168,7 @@ impl Edge {
         self.mss.min(path)
     }
 
-    /// True if a number is one of those that were sent and not acknowledged (RFC 5927, section 4.1).
+    /// True if a number was sent and is not acknowledged (RFC 5927, section 4.1).
     pub(crate) fn is_in_flight(&self, sequence: u32) -> bool {
         !is_before(sequence, self.unacknowledged) && is_before(sequence, self.send_next)
     }
@@ -183,8 +183,8 @@ impl Edge {
         is_before(self.receive_next, self.receive_last)
     }
 
-    /// Judges a segment, in the order of RFC 9293, section 3.10.7.4, and notes the peer's time stamp
-    /// and window.
+    /// Judges a segment, in the order of RFC 9293, section 3.10.7.4. Notes the peer's time stamp and
+    /// window.
     pub(crate) fn judge(&mut self, segment: &Segment) -> Verdict {
         let starts_in_window = self.is_in_window(segment.sequence);
         if segment.has(Flags::RST) {

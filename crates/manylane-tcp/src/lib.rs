@@ -13,7 +13,11 @@
 //!     while let Some(event) = stack.event() {
 //!         if event.what == What::Readable {
 //!             let mut request = Vec::new();
-//!             while stack.read(event.id, |bytes| { request.extend_from_slice(bytes); bytes.len() }) > 0 {}
+//!             let mut take = |bytes: &[u8]| {
+//!                 request.extend_from_slice(bytes);
+//!                 bytes.len()
+//!             };
+//!             while stack.read(event.id, &mut take) > 0 {}
 //!             stack.write(event.id, &request, now);
 //!             if stack.is_at_end(event.id) {
 //!                 stack.close(event.id, now);

@@ -22,8 +22,8 @@ use crate::time_wait::Answer;
 
 /// TCP for one lane.
 ///
-/// [`input`](Self::input) takes packets and raises events; the application answers them by reads and
-/// writes; [`flush`](Self::flush) sends what has come of it, a batch at a time, and what is due by
+/// [`input`](Self::input) takes packets and raises events, which the application answers by reads
+/// and writes. [`flush`](Self::flush) sends what has come of it, a batch at a time, and what is due by
 /// time. Between two batches the caller waits, until [`next`](Self::next) at most.
 #[derive(Debug)]
 pub struct Stack {
@@ -129,10 +129,10 @@ impl Stack {
         established::input(core, index, packet, &segment, now, out);
     }
 
-    /// Takes an ICMP error: what it says, and the packet of ours that it quotes, which may be cut off
-    /// behind the first eight bytes of TCP. It counts only if the number is one that was sent and
-    /// not acknowledged (RFC 5927). A path that allows less makes later segments shorter; a peer
-    /// that cannot be reached ends a connection only while we ask for it.
+    /// Takes an ICMP error: what it says, and the packet of ours that it quotes, of which routers
+    /// may send no more than the first eight bytes of TCP. It counts only if the number is one that
+    /// was sent and not acknowledged (RFC 5927). A path that allows less makes later segments
+    /// shorter; a peer that cannot be reached ends a connection only while we ask for it.
     pub fn network_error(&mut self, error: NetworkError, quoted: &[u8]) {
         let core = &mut self.core;
         let place = parse_quoted(quoted)
