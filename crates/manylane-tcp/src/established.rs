@@ -49,6 +49,12 @@ pub(crate) fn input<O: Output>(
         // All that it says is in the edge now.
         return;
     }
+    let is_only_fin_sent = open.edge.in_flight() > 0
+        && open.endpoint.as_ref().is_some_and(|endpoint| endpoint.unacknowledged() == 0);
+    if is_only_fin_sent && !has_data && passed.acknowledgment == open.edge.unacknowledged {
+        // The third one of these would stop smoltcp's timer, and FIN would never be sent again.
+        return;
+    }
     if open.orphaned.is_some() && passed.payload > 0 {
         // No one will read it, and the peer has to know.
         return abort(core, index);

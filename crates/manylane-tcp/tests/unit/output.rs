@@ -19,9 +19,10 @@ impl Default for Packets {
 
 impl Output for Packets {
     fn space(&mut self, length: usize) -> Option<&mut [u8]> {
-        // Exactly as much as was asked for, and not clean.
-        self.space.fill(0xa5);
-        (self.room > 0).then(|| &mut self.space[..length])
+        // As much as was asked for, and not clean.
+        let space = &mut self.space[..length];
+        space.fill(0xa5);
+        (self.room > 0).then_some(space)
     }
 
     fn send(&mut self, length: usize) {
