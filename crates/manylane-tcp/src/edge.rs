@@ -230,7 +230,9 @@ impl Edge {
             return Verdict::Drop;
         }
         // A segment that was overtaken does not tell the window of now.
-        let is_newer = is_before(self.window_sequence, segment.sequence)
+        // One that acknowledges more was not, also if its data was sent before.
+        let is_newer = acknowledged > 0
+            || is_before(self.window_sequence, segment.sequence)
             || self.window_sequence == segment.sequence
                 && !is_before(segment.acknowledgment, self.window_acknowledgment);
         let before = self.window;
@@ -242,13 +244,19 @@ impl Edge {
         // smoltcp drops FIN with data that is known: FIN alone is new.
         let is_known = fin && !is_before(self.receive_next, segment.sequence.wrapping_add(length32(payload)));
         let (sequence, payload) = if is_known { (self.receive_next, 0) } else { (segment.sequence, payload) };
+        // With an older one, the state machine would drop the data.
+        let acknowledgment = later(segment.acknowledgment, self.unacknowledged);
+        // A window that was taken back must not stop the retransmission of what is on the way (RFC
+        // 9293, section 3.8.6): smoltcp would probe behind it instead. One byte may be a probe.
+        let in_flight = self.send_next.wrapping_sub(acknowledgment);
+        let window = if self.window == 0 && in_flight > 1 { in_flight } else { self.window };
+        let window = (window >> self.send_shift).max(u32::from(window > 0));
         Verdict::Pass(Passed {
             sequence,
             payload,
             fin,
-            // With an older one, the state machine would drop the data.
-            acknowledgment: later(segment.acknowledgment, self.unacknowledged),
-            window: u16::try_from(self.window >> self.send_shift).unwrap_or(u16::MAX),
+            acknowledgment,
+            window: u16::try_from(window).unwrap_or(u16::MAX),
             tells_window: self.window != before,
         })
     }
