@@ -20,6 +20,8 @@ pub type NewController = fn(mss: u16) -> Box<dyn Controller>;
 const DUPLICATES: u8 = 3;
 /// Least time that is taken for a retransmission timeout.
 const TIMEOUT_MIN: Duration = Duration::from_millis(200);
+/// How often it doubles.
+const DOUBLINGS_MAX: u8 = 6;
 /// Frames that may be sent at once in spite of pacing, so that a timer is not set for each.
 const PACED_BURST: u32 = 4;
 
@@ -44,6 +46,8 @@ pub(crate) struct Sender {
     /// The end of a recovery, and that of what was sent before a timeout.
     recover: Option<u32>,
     timed_out: Option<u32>,
+    /// Timeouts since something was acknowledged for the first time.
+    timeouts: u8,
     /// The number behind what the state machine has sent, again or for the first time.
     sent_to: u32,
     /// The number behind a probe of the peer's closed window, if it is the last of what was sent.
@@ -73,6 +77,7 @@ impl Sender {
             inflation: 0,
             recover: None,
             timed_out: None,
+            timeouts: 0,
             sent_to: edge.send_next,
             probed_to: None,
             sent_at: now,
@@ -113,9 +118,9 @@ impl Sender {
         if self.controller.pacing_rate().is_some() { self.paced_to } else { now }
     }
 
-    /// A time after which the state machine's timeout has come.
+    /// A time after which the state machine's timeout has come: it doubles (RFC 6298, section 5).
     fn timeout(&self) -> Duration {
-        TIMEOUT_MIN.max(self.round_trip.unwrap_or_default() * 2)
+        TIMEOUT_MIN.max(self.round_trip.unwrap_or_default() * 2) * (1 << self.timeouts.min(DOUBLINGS_MAX))
     }
 
     /// Notes what was sent. `before`: bytes that were in flight before it.
@@ -137,6 +142,7 @@ impl Sender {
                 self.inflation = 0;
                 self.recover = None;
                 self.timed_out = Some(edge.send_next);
+                self.timeouts = self.timeouts.saturating_add(1);
                 self.sent_to = sent.end;
                 self.controller.on_timeout(now, before);
             }
@@ -181,6 +187,7 @@ impl Sender {
             return;
         }
         self.duplicates = 0;
+        self.timeouts = 0;
         self.expects_resend = false;
         if is_before(self.sent_to, edge.unacknowledged) {
             self.sent_to = edge.unacknowledged;
