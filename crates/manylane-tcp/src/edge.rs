@@ -183,8 +183,8 @@ impl Edge {
         is_before(self.receive_next, self.receive_last)
     }
 
-    /// Judges a segment, in the order of RFC 9293, section 3.10.7.4. Notes the peer's time stamp and
-    /// window.
+    /// Judges a segment, in the order of RFC 9293, section 3.10.7.4. Notes the peer's time stamp
+    /// and window.
     pub(crate) fn judge(&mut self, segment: &Segment) -> Verdict {
         let starts_in_window = self.is_in_window(segment.sequence);
         if segment.has(Flags::RST) {
@@ -229,8 +229,8 @@ impl Edge {
         if acknowledged < 0 && payload == 0 && !fin {
             return Verdict::Drop;
         }
-        // A segment that was overtaken does not tell the window of now.
-        // One that acknowledges more was not, also if its data was sent before.
+        // A segment that was overtaken does not tell the window of now. One that acknowledges more
+        // was not, also if its data was sent before.
         let is_newer = acknowledged > 0
             || is_before(self.window_sequence, segment.sequence)
             || self.window_sequence == segment.sequence

@@ -23,8 +23,8 @@ use crate::time_wait::Answer;
 /// TCP for one lane.
 ///
 /// [`input`](Self::input) takes packets and raises events, which the application answers by reads
-/// and writes. [`flush`](Self::flush) sends what has come of it, a batch at a time, and what is due by
-/// time. Between two batches the caller waits, until [`next`](Self::next) at most.
+/// and writes. [`flush`](Self::flush) sends what has come of it, a batch at a time, and what is due
+/// by time. Between two batches the caller waits, until [`next`](Self::next) at most.
 #[derive(Debug)]
 pub struct Stack {
     core: Core,

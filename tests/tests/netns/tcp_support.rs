@@ -306,9 +306,9 @@ impl Lane {
             let (read, to_write) = (&mut stream.read, &mut stream.to_write);
             let taken = stack.read(id, |bytes| {
                 if is_client {
-                    read.extend_from_slice(bytes)
+                    read.extend_from_slice(bytes);
                 } else {
-                    to_write.extend(bytes)
+                    to_write.extend(bytes);
                 }
                 bytes.len()
             });
