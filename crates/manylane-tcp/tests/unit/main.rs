@@ -2,9 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
 
+mod allocations;
 mod congestion;
+mod flood;
 mod hostile;
 mod hostile_any;
 mod output;
+mod peer;
 mod script;
 mod wheel;
