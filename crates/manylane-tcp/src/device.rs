@@ -41,11 +41,6 @@ impl<'a, O: Output> Wire<'a, O> {
     pub(crate) fn sent(&self) -> Option<Sent> {
         self.sent
     }
-
-    /// Largest packet of the connection.
-    fn space_needed(&self) -> usize {
-        self.edge.inner_start() + INNER_IP_LEN + HEADER_LEN + OPTIONS_LEN_MAX + usize::from(self.edge.mss)
-    }
 }
 
 /// A received packet.
@@ -63,7 +58,7 @@ pub(crate) struct Space<'a, 'b, O>(&'b mut Wire<'a, O>);
 impl<O: Output> TxToken for Space<'_, '_, O> {
     fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, length: usize, write: F) -> R {
         let wire = self.0;
-        let (start, needed) = (wire.edge.inner_start(), wire.space_needed());
+        let (start, needed) = (wire.edge.inner_start(), wire.edge.space_needed());
         let space = wire.out.space(needed).filter(|space| space.len() >= start + length);
         let Some(space) = space else {
             // Only the answer to a segment comes here without having asked for space. It is lost.
@@ -94,7 +89,7 @@ impl<'d, O: Output> Device for Wire<'d, O> {
     }
 
     fn transmit(&mut self, _: Instant) -> Option<Space<'d, '_, O>> {
-        let needed = self.space_needed();
+        let needed = self.edge.space_needed();
         self.out.space(needed)?;
         Some(Space(self))
     }

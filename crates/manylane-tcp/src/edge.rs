@@ -6,7 +6,7 @@
 //! in RFC 5961, time stamps are those of RFC 7323, and nothing passes that is outside of the
 //! window which was advertised.
 
-use manylane_wire::tcp::{Flags, HEADER_LEN, Options, Tcp, TcpHeader};
+use manylane_wire::tcp::{Flags, HEADER_LEN, OPTIONS_LEN_MAX, Options, Tcp, TcpHeader};
 
 use crate::flow::Flow;
 use crate::inner::{INNER_IP_LEN, write_inner_ip};
@@ -338,6 +338,11 @@ impl Edge {
     pub(crate) fn inner_start(&self) -> usize {
         let options = if self.timestamps { TIMESTAMPS_LEN } else { 0 };
         ip_header_len(&self.flow) + options - INNER_IP_LEN
+    }
+
+    /// Length of the largest packet, with the state machine's headers in front of the payload.
+    pub(crate) fn space_needed(&self) -> usize {
+        self.inner_start() + INNER_IP_LEN + HEADER_LEN + OPTIONS_LEN_MAX + usize::from(self.mss)
     }
 
     /// Makes a packet of ours of one of the state machine, `length` bytes from

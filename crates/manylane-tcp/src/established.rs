@@ -168,12 +168,13 @@ fn drive_endpoint<O: Output>(core: &mut Core, index: u32, now: Time, out: &mut O
             }
             break;
         }
+        // Before smoltcp is asked: it clears its timers even if it cannot send.
+        if out.space(open.edge.space_needed()).is_none() {
+            core.counters.output_full += 1;
+            return false;
+        }
         let before = open.edge.in_flight();
         let Some(sent) = endpoint.output(&mut core.machine, &mut open.edge, now, out) else {
-            if endpoint.progress() == Progress::Going && out.space(1).is_none() {
-                core.counters.output_full += 1;
-                return false;
-            }
             break;
         };
         core.counters.segments_out += 1;
