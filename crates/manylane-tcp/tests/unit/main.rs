@@ -10,4 +10,5 @@ mod hostile_any;
 mod output;
 mod peer;
 mod script;
+mod stream;
 mod wheel;
