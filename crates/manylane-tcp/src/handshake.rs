@@ -54,15 +54,17 @@ pub(crate) fn accept(
         return;
     }
     let (flow, peer) = (segment.flow, PeerSyn::of(segment));
+    let options = CookieOptions { mss: peer.mss, shift: peer.shift, sack: peer.sack };
+    let cookie = core.secret.cookie(&flow, peer.sequence, &options, now);
     if core.backlog >= core.config.backlog {
-        let options = CookieOptions { mss: peer.mss, shift: peer.shift, sack: peer.sack };
-        let cookie = core.secret.cookie(&flow, peer.sequence, &options, now);
         core.cookies_until = Some(now + COOKIES_VALID);
         core.counters.cookies_sent += 1;
         core.send(&syn(core, flow, cookie, Some(&peer), now), out);
         return;
     }
-    let mut first = core.secret.initial_sequence(&flow, now);
+    // A copy of this SYN may have got a cookie, and both answers have to agree.
+    let has_cookies = core.cookies_until.is_some_and(|until| now <= until);
+    let mut first = if has_cookies { cookie } else { core.secret.initial_sequence(&flow, now) };
     if let Some(after) = after.filter(|after| !is_before(*after, first)) {
         // The peer has to see that it is a new one. Linux goes as far.
         first = after.wrapping_add(u32::from(u16::MAX) + 2);
@@ -91,6 +93,12 @@ pub(crate) fn connect(core: &mut Core, flow: Flow, controller: NewController, no
     let id = core.table.add(&core.secret, Phase::Handshake(handshake))?;
     core.mark_ready(id.index);
     Some(id)
+}
+
+/// True if a segment may have overtaken the one that brings a cookie back: it has data or FIN, and
+/// cookies were given out.
+pub(crate) fn may_follow_cookie(core: &Core, segment: &Segment, now: Time) -> bool {
+    core.cookies_until.is_some_and(|until| now <= until) && (segment.payload > 0 || segment.has(Flags::FIN))
 }
 
 /// Takes an ACK of a connection that does not exist: it may bring a cookie back. `None` if it does

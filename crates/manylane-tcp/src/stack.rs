@@ -353,7 +353,8 @@ fn input_unknown(core: &mut Core, packet: &mut [u8], segment: &Segment, now: Tim
         }
     }
     core.counters.dropped_unknown += 1;
-    if !segment.has(Flags::RST) {
+    let may_follow = kind == Flags::ACK.0 && is_listening && handshake::may_follow_cookie(core, segment, now);
+    if !segment.has(Flags::RST) && !may_follow {
         core.counters.resets_sent += 1;
         core.send(&Control::reset(segment), out);
     }
