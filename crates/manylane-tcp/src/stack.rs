@@ -339,21 +339,22 @@ fn input_unknown(core: &mut Core, packet: &mut [u8], segment: &Segment, now: Tim
         None => {}
     }
     let kind = segment.flags.0 & Flags::SYN.with(Flags::ACK).with(Flags::RST).0;
+    let mut may_follow = false;
     if let Some(controller) = core.listener(segment.flow.local()) {
         if kind == Flags::SYN.0 {
             return handshake::accept(core, segment, controller, after, now, out);
         }
-        if kind == Flags::ACK.0
-            && let Some(place) = handshake::redeem(core, segment, controller, now)
-        {
-            if let Some(index) = place {
-                established::input(core, index, packet, segment, now, out);
+        if kind == Flags::ACK.0 {
+            if let Some(place) = handshake::redeem(core, segment, controller, now) {
+                if let Some(index) = place {
+                    established::input(core, index, packet, segment, now, out);
+                }
+                return;
             }
-            return;
+            may_follow = handshake::may_follow_cookie(core, segment, now);
         }
     }
     core.counters.dropped_unknown += 1;
-    let may_follow = kind == Flags::ACK.0 && is_listening && handshake::may_follow_cookie(core, segment, now);
     if !segment.has(Flags::RST) && !may_follow {
         core.counters.resets_sent += 1;
         core.send(&Control::reset(segment), out);
