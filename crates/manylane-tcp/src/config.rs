@@ -3,7 +3,13 @@
 use std::time::Duration;
 
 use crate::congestion::Algorithm;
+use crate::error::{Error, Result};
 use crate::sender::NewController;
+
+/// Least MTU: what every host takes (RFC 1122, section 3.3.2).
+const MTU_MIN: u16 = 576;
+/// Connections at most, far below what their numbers can count.
+const CONNECTIONS_MAX: usize = 1 << 24;
 
 /// Settings of a [`Stack`](crate::Stack): of one lane, so the limits count for each lane.
 #[derive(Clone, Debug)]
@@ -60,5 +66,22 @@ impl Default for Config {
             time_wait: Duration::from_secs(60),
             time_wait_max: 65_536,
         }
+    }
+}
+
+impl Config {
+    /// Checks what would not work.
+    pub(crate) fn check(&self) -> Result<()> {
+        let buffers = 1..=1 << 30;
+        if !buffers.contains(&self.receive_buffer) || !buffers.contains(&self.send_buffer) {
+            return Err(Error::Config("receive_buffer and send_buffer: expected 1 byte to 1 GiB"));
+        }
+        if self.mtu < MTU_MIN {
+            return Err(Error::Config("mtu: expected 576 or more"));
+        }
+        if self.connections_max > CONNECTIONS_MAX || self.time_wait_max > CONNECTIONS_MAX {
+            return Err(Error::Config("connections_max and time_wait_max: expected 2^24 at most"));
+        }
+        Ok(())
     }
 }

@@ -9,6 +9,8 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// Why a call has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Error {
+    /// A setting is out of its range: which, and what is expected.
+    Config(&'static str),
     /// A port is zero.
     NoPort,
     /// One address is IPv4, the other one IPv6.
@@ -22,6 +24,7 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Error::Config(what) => formatter.write_str(what),
             Error::NoPort => formatter.write_str("a port is zero"),
             Error::Families => formatter.write_str("one address is IPv4, the other one IPv6"),
             Error::InUse(address) => write!(formatter, "{address} is in use"),

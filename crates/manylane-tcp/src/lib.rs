@@ -27,7 +27,7 @@
 //!     stack.flush(now, out);
 //! }
 //!
-//! let mut stack = Stack::new(Config::default(), Secret::new([7; 16]), Time(0));
+//! let mut stack = Stack::new(Config::default(), Secret::new([7; 16]), Time(0))?;
 //! stack.listen("192.0.2.1:7".parse()?)?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

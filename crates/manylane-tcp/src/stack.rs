@@ -34,9 +34,12 @@ pub struct Stack {
 
 impl Stack {
     /// A stack without connections. `secret`: of random bytes.
-    #[must_use]
-    pub fn new(config: Config, secret: Secret, now: Time) -> Stack {
-        Stack { core: Core::new(config, secret, now), driven: Vec::new() }
+    ///
+    /// # Errors
+    /// If a setting is out of its range.
+    pub fn new(config: Config, secret: Secret, now: Time) -> Result<Stack> {
+        config.check()?;
+        Ok(Stack { core: Core::new(config, secret, now), driven: Vec::new() })
     }
 
     /// Accepts connections to an address; to all addresses of the family, if it is unspecified.

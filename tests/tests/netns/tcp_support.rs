@@ -219,7 +219,7 @@ struct Lane {
 impl Lane {
     fn new(config: Config, link: Link, ip: IpAddr, what: Use) -> Lane {
         let begun = Instant::now();
-        let mut stack = Stack::new(config, Secret::new([3; 16]), Time(0));
+        let mut stack = Stack::new(config, Secret::new([3; 16]), Time(0)).unwrap();
         let mut streams = HashMap::new();
         let is_server = matches!(what, Use::Echo);
         match what {

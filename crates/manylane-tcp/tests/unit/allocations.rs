@@ -12,7 +12,7 @@ use crate::peer::{Last, Peer, SERVER};
 fn requests_and_answers_allocate_nothing() {
     let config = Config { receive_buffer: 8192, send_buffer: 8192, ..Config::default() };
     let mut now = Time(1_000_000);
-    let mut stack = Stack::new(config, Secret::new([5; 16]), now);
+    let mut stack = Stack::new(config, Secret::new([5; 16]), now).unwrap();
     stack.listen(SERVER.into()).unwrap();
     let mut out = Last::default();
     let mut peer = Peer::default();

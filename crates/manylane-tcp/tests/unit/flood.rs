@@ -13,7 +13,7 @@ fn peers_connect_in_a_flood_of_syns() {
     const SYNS: u32 = 500_000;
     const SYNS_PER_PEER: u32 = 500;
     let mut now = Time(1_000_000);
-    let mut stack = Stack::new(Config::default(), Secret::new([5; 16]), now);
+    let mut stack = Stack::new(Config::default(), Secret::new([5; 16]), now).unwrap();
     stack.listen(SERVER.into()).unwrap();
     let mut out = Last::default();
     let mut random = 1_u64;

@@ -101,7 +101,7 @@ impl Output for Sink {
 pub(crate) fn check(bytes: &[u8]) {
     let mut choices = Choices(bytes);
     let mut now = Time(1_000_000);
-    let mut stack = Stack::new(config(), Secret::new([1; 16]), now);
+    let mut stack = Stack::new(config(), Secret::new([1; 16]), now).unwrap();
     let (four, six): (SocketAddr, SocketAddr) =
         ("10.0.0.1:80".parse().unwrap(), "[fd00::1]:80".parse().unwrap());
     stack.listen(four).unwrap();

@@ -10,5 +10,6 @@ mod hostile_any;
 mod output;
 mod peer;
 mod script;
+mod settings;
 mod stream;
 mod wheel;

@@ -41,7 +41,7 @@ struct Case {
 
 fn cases() -> impl Strategy<Value = Case> {
     let network = (0..=100u64, 0..=100u64, 1_000..100_000u64, 1..64usize);
-    let settings = (500..100_000usize, 500..100_000usize, 300..1500u16, 10..30usize);
+    let settings = (500..100_000usize, 500..100_000usize, 576..1500u16, 10..30usize);
     (any::<u64>(), 1..=20usize, 0..40_000u64, network, settings).prop_map(
         |(seed, connections, length_max, network, settings)| {
             let (loss, duplication, delay_max, room) = network;
@@ -136,7 +136,7 @@ impl World {
             let mut end =
                 || End { length: random.size(case.length_max + 1), waits_to_write: true, ..End::default() };
             let ends = (0..case.connections).map(|_| end()).collect();
-            let stack = Stack::new(config, Secret::new([u8::try_from(side).unwrap(); 16]), START);
+            let stack = Stack::new(config, Secret::new([u8::try_from(side).unwrap(); 16]), START).unwrap();
             Host { stack, out: Packets::default(), ends, given: 0, taken: 0 }
         });
         let mut world = World { hosts, later: BinaryHeap::new(), order: 0, now: START, random, case };

@@ -126,7 +126,7 @@ impl Runner {
     fn new(config: Config, family: u8, start: Time) -> Runner {
         let host = if family == 4 { "192.0.2.1" } else { "[2001:db8::1]" };
         let mut runner = Runner {
-            stack: Stack::new(config, Secret::new([7; 16]), start),
+            stack: Stack::new(config, Secret::new([7; 16]), start).unwrap(),
             out: Packets::default(),
             sent: VecDeque::new(),
             last: Vec::new(),
@@ -428,6 +428,7 @@ fn name(what: What) -> String {
 fn outcome(result: Result<(), Error>) -> String {
     match result {
         Ok(()) => "ok",
+        Err(Error::Config(_)) => "config",
         Err(Error::NoPort) => "no-port",
         Err(Error::Families) => "families",
         Err(Error::InUse(_)) => "in-use",
