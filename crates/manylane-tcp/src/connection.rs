@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::edge::{Edge, Terms};
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, Progress};
 use crate::flow::Flow;
 use crate::sender::{NewController, Sender};
 use crate::time::Time;
@@ -98,6 +98,11 @@ impl Open {
             orphaned: None,
             is_aborted: false,
         }
+    }
+
+    /// True if both sides have finished, and the application has not read all.
+    pub(crate) fn is_in_time_wait(&self) -> bool {
+        self.endpoint.as_ref().is_some_and(|endpoint| endpoint.progress() == Progress::TimeWait)
     }
 }
 

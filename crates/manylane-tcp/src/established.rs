@@ -24,6 +24,11 @@ pub(crate) fn input<O: Output>(
     let Some(Phase::Open(open)) = core.table.phase_mut(index) else { return };
     let mut passed = match open.edge.judge(segment) {
         Verdict::Pass(passed) => passed,
+        // Both sides have finished, and not all is read: as in TIME-WAIT (RFC 1337).
+        Verdict::Reset if open.is_in_time_wait() => {
+            core.counters.dropped_unacceptable += 1;
+            return;
+        }
         Verdict::Reset => return core.end(index, Reason::Reset),
         verdict => {
             let answer = match verdict {
@@ -155,7 +160,21 @@ fn resume(core: &mut Core, index: u32, now: Time) {
 fn drive_endpoint<O: Output>(core: &mut Core, index: u32, now: Time, out: &mut O) -> bool {
     let Some(Phase::Open(open)) = core.table.phase_mut(index) else { return true };
     let Some(endpoint) = &mut open.endpoint else { return true };
-    let mut due = endpoint.deadline(&mut core.machine, &open.edge, now);
+    let is_in_time_wait = endpoint.progress() == Progress::TimeWait;
+    if is_in_time_wait && open.edge.acknowledged != open.edge.receive_next {
+        // The ACK of the peer's FIN waits no longer: there is nothing that could go with it.
+        let acknowledgment = open.edge.control(Flags::ACK, open.edge.send_next, now);
+        if !core.send(&acknowledgment, out) {
+            return false;
+        }
+    }
+    let Some(Phase::Open(open)) = core.table.phase_mut(index) else { return true };
+    let Some(endpoint) = &mut open.endpoint else { return true };
+    if is_in_time_wait {
+        open.edge.acknowledged = open.edge.receive_next;
+    }
+    // TIME-WAIT is ours: smoltcp would throw away what is not read when its own one ends.
+    let mut due = if is_in_time_wait { None } else { endpoint.deadline(&mut core.machine, &open.edge, now) };
     while due.is_some_and(|at| at <= now) {
         let may_send_at = open.sender.may_send_at(&open.edge, endpoint.unacknowledged(), now);
         if may_send_at > now {
@@ -196,7 +215,8 @@ fn drive_endpoint<O: Output>(core: &mut Core, index: u32, now: Time, out: &mut O
     }
     let progress = endpoint.progress();
     if progress != Progress::Going && (endpoint.readable() == 0 || open.orphaned.is_some()) {
-        return finish(core, index, progress, now, out);
+        finish(core, index, progress, now);
+        return true;
     }
     // With a hole, bytes are kept that the peer need not send again.
     let kept = if open.edge.has_hole() { core.config.user_timeout } else { core.config.buffers_kept };
@@ -207,8 +227,8 @@ fn drive_endpoint<O: Output>(core: &mut Core, index: u32, now: Time, out: &mut O
         return drive_idle(core, index, now, out);
     }
     let orphan_at = open.orphaned.map(|at| at + core.config.orphan_timeout);
-    let probe_at = match is_waiting {
-        // What is sent asks the peer.
+    let probe_at = match is_waiting || is_in_time_wait {
+        // What is sent asks the peer, or it is not needed any more.
         true => None,
         false => match keep_alive(core, index, now, out) {
             KeepAlive::Next(at) => at,
@@ -275,19 +295,12 @@ fn set_deadline(core: &mut Core, index: u32, at: Option<Time>) {
     }
 }
 
-/// Both sides have closed it: what has to be remembered of it is. False if the output is full.
-fn finish(core: &mut Core, index: u32, progress: Progress, now: Time, out: &mut impl Output) -> bool {
+/// Both sides have closed it: what has to be remembered of it is.
+fn finish(core: &mut Core, index: u32, progress: Progress, now: Time) {
     if let (Progress::TimeWait, Some(Phase::Open(open))) = (progress, core.table.phase(index)) {
-        // The ACK of the peer's FIN waits no longer: there is nothing that could go with it.
-        let acknowledgment = open.edge.control(Flags::ACK, open.edge.send_next, now);
-        if open.edge.acknowledged != open.edge.receive_next && !core.send(&acknowledgment, out) {
-            return false;
-        }
-        let Some(Phase::Open(open)) = core.table.phase(index) else { return true };
         let edge = &open.edge;
         let numbers = (edge.send_next, edge.receive_next);
         core.time_wait.add(&core.secret, edge.flow, numbers, edge.recent_timestamp(), now);
     }
     core.end(index, Reason::Finished);
-    true
 }

@@ -1,6 +1,6 @@
 //! Two stacks, connected by a network that loses, duplicates, delays and reorders: all bytes arrive
-//! once and in order, and nothing is left. No cookies: with them, an old copy of a connection's first
-//! segment begins it again after its end.
+//! once and in order, and nothing is left. No cookies: with them, an old copy of a connection's
+//! first segment begins it again after its end.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
