@@ -305,12 +305,6 @@ impl Edge {
         Some(self.control(Flags::ACK, self.send_next, now))
     }
 
-    /// An ACK of all that has come.
-    pub(crate) fn acknowledge(&mut self, now: Time) -> Control {
-        self.acknowledged = self.receive_next;
-        self.control(Flags::ACK, self.send_next, now)
-    }
-
     /// A segment without payload, with the numbers and the window of now.
     pub(crate) fn control(&self, flags: Flags, sequence: u32, now: Time) -> Control {
         let window = self.receive_edge.wrapping_sub(self.receive_next) >> self.receive_shift;

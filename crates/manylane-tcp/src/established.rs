@@ -181,9 +181,12 @@ fn drive_endpoint<O: Output>(core: &mut Core, index: u32, now: Time, out: &mut O
             due = Some(may_send_at);
             if open.edge.acknowledged != open.edge.receive_next {
                 // The ACK does not wait for the data that it would go with.
-                let ack = open.edge.acknowledge(now);
-                let is_sent = ack.send(out);
-                core.counters.segments_out += u64::from(is_sent);
+                if !open.edge.control(Flags::ACK, open.edge.send_next, now).send(out) {
+                    core.counters.output_full += 1;
+                    return false;
+                }
+                open.edge.acknowledged = open.edge.receive_next;
+                core.counters.segments_out += 1;
             }
             break;
         }
