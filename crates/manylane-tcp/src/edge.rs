@@ -99,6 +99,8 @@ pub(crate) struct Edge {
     pub(crate) acknowledged: u32,
     /// The peer's window, in bytes.
     pub(crate) window: u32,
+    /// The window that the state machine was told last, shifted.
+    pub(crate) passed_window: u16,
     /// Numbers of the segment that has told it.
     window_sequence: u32,
     window_acknowledgment: u32,
@@ -130,6 +132,7 @@ impl Edge {
             receive_last: terms.receive_from,
             acknowledged: terms.receive_from,
             window: terms.window,
+            passed_window: 0,
             window_sequence: terms.receive_from.wrapping_sub(1),
             window_acknowledgment: terms.send_from,
             mss: terms.mss,
@@ -251,12 +254,13 @@ impl Edge {
         let in_flight = self.send_next.wrapping_sub(acknowledgment);
         let window = if self.window == 0 && in_flight > 1 { in_flight } else { self.window };
         let window = (window >> self.send_shift).max(u32::from(window > 0));
+        self.passed_window = u16::try_from(window).unwrap_or(u16::MAX);
         Verdict::Pass(Passed {
             sequence,
             payload,
             fin,
             acknowledgment,
-            window: u16::try_from(window).unwrap_or(u16::MAX),
+            window: self.passed_window,
             tells_window: self.window != before,
         })
     }

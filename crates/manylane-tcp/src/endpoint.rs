@@ -136,6 +136,7 @@ impl Endpoint {
         edge.offset = edge.send_next.wrapping_sub(start);
         edge.receive_last = edge.receive_next;
         let window = u16::try_from(edge.window >> edge.send_shift).unwrap_or(u16::MAX);
+        edge.passed_window = window;
         for sequence in [edge.receive_next, first] {
             // The second one is a probe: the answer sets the window, which a SYN cannot say.
             device.receive(&inner_header(edge, sequence, start, Flags::ACK, window, Options::default()));
@@ -161,6 +162,24 @@ impl Endpoint {
         let sent = device.sent();
         self.update(edge);
         sent
+    }
+
+    /// Makes it send its oldest segment again at the next output, by three duplicate ACKs that only
+    /// smoltcp sees.
+    pub(crate) fn resend_oldest(&mut self, machine: &mut Machine, edge: &Edge, now: Time) {
+        if self.unacknowledged() == 0 {
+            // FIN alone: smoltcp would stop its timer, and not send it.
+            return;
+        }
+        let acknowledgment = edge.unacknowledged.wrapping_sub(edge.offset);
+        let options = Options::default();
+        let ack =
+            inner_header(edge, edge.receive_next, acknowledgment, Flags::ACK, edge.passed_window, options);
+        let mut device = Rehearsal::of_mss(edge.mss);
+        for _ in 0..3 {
+            device.receive(&ack);
+            machine.interface(edge).poll_ingress_single(instant(now), &mut device, &mut self.sockets);
+        }
     }
 
     /// Sends one segment, if one is due.

@@ -78,7 +78,9 @@ pub(crate) fn input<O: Output>(
     open.edge.receive_last = later(open.edge.receive_last, end);
     let sent = endpoint.input(&mut core.machine, &mut open.edge, inner, now, out);
     let acknowledged = open.edge.unacknowledged.wrapping_sub(unacknowledged);
-    open.sender.on_ack(&open.edge, acknowledged, is_duplicate, now);
+    if open.sender.on_ack(&open.edge, acknowledged, is_duplicate, now) {
+        endpoint.resend_oldest(&mut core.machine, &open.edge, now);
+    }
     if let Some(sent) = sent {
         core.counters.segments_out += 1;
         open.sender.on_sent(&open.edge, &sent, in_flight, now);
@@ -173,6 +175,10 @@ fn drive_endpoint<O: Output>(core: &mut Core, index: u32, now: Time, out: &mut O
     if is_in_time_wait {
         open.edge.acknowledged = open.edge.receive_next;
     }
+    if open.sender.probe_at(&open.edge).is_some_and(|at| at <= now) {
+        open.sender.note_probe(&open.edge);
+        endpoint.resend_oldest(&mut core.machine, &open.edge, now);
+    }
     // TIME-WAIT is ours: smoltcp would throw away what is not read when its own one ends.
     let mut due = if is_in_time_wait { None } else { endpoint.deadline(&mut core.machine, &open.edge, now) };
     while due.is_some_and(|at| at <= now) {
@@ -208,6 +214,7 @@ fn drive_endpoint<O: Output>(core: &mut Core, index: u32, now: Time, out: &mut O
         open.sender.on_sent(&open.edge, &sent, before, now);
         due = endpoint.deadline(&mut core.machine, &open.edge, now);
     }
+    let due = due.into_iter().chain(open.sender.probe_at(&open.edge)).min();
     let is_held_up = open.wants_to_write && open.sender.room(endpoint.unacknowledged()) == 0;
     open.sender.note_limit(&open.edge, is_held_up);
     let is_waiting = open.edge.in_flight() > 0 || endpoint.unacknowledged() > 0;

@@ -54,17 +54,19 @@ pub(crate) fn accept(
         return;
     }
     let (flow, peer) = (segment.flow, PeerSyn::of(segment));
-    let options = CookieOptions { mss: peer.mss, shift: peer.shift, sack: peer.sack };
-    let cookie = core.secret.cookie(&flow, peer.sequence, &options, now);
+    let cookie = |core: &Core| {
+        let options = CookieOptions { mss: peer.mss, shift: peer.shift, sack: peer.sack };
+        core.secret.cookie(&flow, peer.sequence, &options, now)
+    };
     if core.backlog >= core.config.backlog {
         core.cookies_until = Some(now + COOKIES_VALID);
         core.counters.cookies_sent += 1;
-        core.send(&syn(core, flow, cookie, Some(&peer), now), out);
+        core.send(&syn(core, flow, cookie(core), Some(&peer), now), out);
         return;
     }
     // A copy of this SYN may have got a cookie, and both answers have to agree.
     let has_cookies = core.cookies_until.is_some_and(|until| now <= until);
-    let mut first = if has_cookies { cookie } else { core.secret.initial_sequence(&flow, now) };
+    let mut first = if has_cookies { cookie(core) } else { core.secret.initial_sequence(&flow, now) };
     if let Some(after) = after.filter(|after| !is_before(*after, first)) {
         // The peer has to see that it is a new one. Linux goes as far.
         first = after.wrapping_add(u32::from(u16::MAX) + 2);

@@ -2,9 +2,12 @@
 //! machine's own congestion control is off.
 //!
 //! Losses are seen as RFC 5681 and RFC 6582 have it: three duplicate ACKs are one, and nothing is
-//! another until all that was in flight is acknowledged. The state machine decides what is sent
-//! again; that it sends the oldest segment again without duplicate ACKs shows a timeout. It then
-//! sends all segments again, which are held back here to what the window allows.
+//! another until all that was in flight is acknowledged. The state machine sends the oldest segment
+//! again after three duplicate ACKs; it is made to do so, too, when an ACK in a recovery shows that
+//! another one is missing, and when nothing comes back for two round trips (a tail loss probe, RFC
+//! 8985, section 7; here of the oldest segment, not of the last one). That it does so on its own
+//! shows a timeout. It then sends all segments again, which are held back here to what the window
+//! allows.
 
 use std::time::Duration;
 
@@ -22,6 +25,9 @@ const DUPLICATES: u8 = 3;
 const TIMEOUT_MIN: Duration = Duration::from_millis(200);
 /// How often it doubles.
 const DOUBLINGS_MAX: u8 = 6;
+/// What a probe waits beyond two round trips, for an ACK that comes a little late (Linux,
+/// `TCP_TIMEOUT_MIN`).
+const PROBE_MARGIN: Duration = Duration::from_millis(2);
 /// Frames that may be sent at once in spite of pacing, so that a timer is not set for each.
 const PACED_BURST: u32 = 4;
 
@@ -46,14 +52,17 @@ pub(crate) struct Sender {
     /// The end of a recovery, and that of what was sent before a timeout.
     recover: Option<u32>,
     timed_out: Option<u32>,
+    /// The end of what was on its way when it was probed.
+    probed: Option<u32>,
     /// Timeouts since something was acknowledged for the first time.
     timeouts: u8,
     /// The number behind what the state machine has sent, again or for the first time.
     sent_to: u32,
     /// The number behind a probe of the peer's closed window, if it is the last of what was sent.
     probed_to: Option<u32>,
-    /// When a segment was sent last.
+    /// When a segment was sent last, and when one was acknowledged.
     sent_at: Time,
+    acked_at: Time,
     /// There was less to send than was allowed, all the time since what is in flight was sent.
     app_limited: bool,
     /// The number behind what was in flight when the window limited the sending.
@@ -77,10 +86,12 @@ impl Sender {
             inflation: 0,
             recover: None,
             timed_out: None,
+            probed: None,
             timeouts: 0,
             sent_to: edge.send_next,
             probed_to: None,
             sent_at: now,
+            acked_at: now,
             app_limited: true,
             limited_to: edge.send_next,
             paced_to: now,
@@ -141,6 +152,7 @@ impl Sender {
                 self.duplicates = 0;
                 self.inflation = 0;
                 self.recover = None;
+                self.probed = None;
                 self.timed_out = Some(edge.send_next);
                 self.timeouts = self.timeouts.saturating_add(1);
                 self.sent_to = sent.end;
@@ -178,14 +190,16 @@ impl Sender {
     }
 
     /// Notes an ACK that the state machine has taken: `bytes` are acknowledged by it for the first
-    /// time. `is_duplicate`: it says the same as the one before.
-    pub(crate) fn on_ack(&mut self, edge: &Edge, bytes: u32, is_duplicate: bool, now: Time) {
+    /// time. `is_duplicate`: it says the same as the one before. True if the oldest segment is to
+    /// be sent again.
+    pub(crate) fn on_ack(&mut self, edge: &Edge, bytes: u32, is_duplicate: bool, now: Time) -> bool {
         if bytes == 0 {
             if is_duplicate {
                 self.on_duplicate(edge, now);
             }
-            return;
+            return false;
         }
+        self.acked_at = now;
         self.duplicates = 0;
         self.timeouts = 0;
         self.expects_resend = false;
@@ -199,17 +213,51 @@ impl Sender {
         self.controller.on_ack(&Acked { now, bytes, rtt, in_flight, app_limited, rate });
         let is_reached = |end: &u32| !is_before(edge.unacknowledged, *end);
         self.timed_out = self.timed_out.filter(|end| !is_reached(end));
+        if in_flight == 0 {
+            self.sampler = None;
+        }
+        let probed = self.probed.take();
         if self.recover.is_some_and(|end| is_reached(&end)) {
             self.recover = None;
             self.inflation = 0;
             self.controller.on_recovered(now, in_flight);
+            false
         } else if self.recover.is_some() {
             // One segment has left the network, and those that are acknowledged no longer count.
             self.inflation = self.inflation.saturating_sub(bytes).saturating_add(u32::from(self.mss));
+            self.expects_resend = true;
+            true
+        } else if probed.is_some_and(|end| !is_reached(&end)) {
+            // The probe has filled one hole, and there is another one.
+            self.begin_recovery(edge, now);
+            true
+        } else {
+            false
         }
-        if in_flight == 0 {
-            self.sampler = None;
-        }
+    }
+
+    /// A segment was lost, and is sent again.
+    fn begin_recovery(&mut self, edge: &Edge, now: Time) {
+        self.expects_resend = true;
+        self.recover = Some(edge.send_next);
+        self.inflation = u32::from(DUPLICATES) * u32::from(self.mss);
+        self.controller.on_loss(now, edge.in_flight());
+    }
+
+    /// When the oldest segment is to be sent again because nothing has come back: once for what is
+    /// on its way. Never for one segment alone, whose ACK the peer may delay for as long as a
+    /// timeout takes.
+    pub(crate) fn probe_at(&self, edge: &Edge) -> Option<Time> {
+        let is_settled = self.recover.or(self.timed_out).or(self.probed).is_none();
+        let delay = self.round_trip? * 2 + PROBE_MARGIN;
+        (is_settled && edge.window > 0 && edge.in_flight() > u32::from(self.mss) && delay < TIMEOUT_MIN)
+            .then(|| self.sent_at.max(self.acked_at) + delay)
+    }
+
+    /// The oldest segment will be sent again as a probe.
+    pub(crate) fn note_probe(&mut self, edge: &Edge) {
+        self.expects_resend = true;
+        self.probed = Some(edge.send_next);
     }
 
     fn on_duplicate(&mut self, edge: &Edge, now: Time) {
@@ -221,10 +269,7 @@ impl Sender {
         if self.duplicates == DUPLICATES {
             self.expects_resend = true;
             if self.recover.is_none() && self.timed_out.is_none() {
-                self.recover = Some(edge.send_next);
-                self.inflation = u32::from(DUPLICATES) * mss;
-                self.controller.on_loss(now, edge.in_flight());
-                return;
+                return self.begin_recovery(edge, now);
             }
         }
         if self.recover.is_some() {
