@@ -37,6 +37,12 @@ counters! {
     challenges_sent,
     /// Segments sent again.
     retransmitted,
+    /// Windows of which segments were lost, as duplicate ACKs have shown, or a probe.
+    losses,
+    /// Segments sent again because nothing came back for two round trips (tail loss probes).
+    probes,
+    /// Timeouts: nothing came back for longer.
+    timeouts,
     /// Segments that were not sent because the output had no space. They are sent later.
     output_full,
     /// Connections that got buffers.

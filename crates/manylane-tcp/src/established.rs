@@ -78,7 +78,9 @@ pub(crate) fn input<O: Output>(
     open.edge.receive_last = later(open.edge.receive_last, end);
     let sent = endpoint.input(&mut core.machine, &mut open.edge, inner, now, out);
     let acknowledged = open.edge.unacknowledged.wrapping_sub(unacknowledged);
-    if open.sender.on_ack(&open.edge, acknowledged, is_duplicate, now) {
+    let reaction = open.sender.on_ack(&open.edge, acknowledged, is_duplicate, now);
+    core.counters.losses += u64::from(reaction.is_loss);
+    if reaction.resends {
         endpoint.resend_oldest(&mut core.machine, &open.edge, now);
     }
     if let Some(sent) = sent {
@@ -177,6 +179,7 @@ fn drive_endpoint<O: Output>(core: &mut Core, index: u32, now: Time, out: &mut O
     }
     if open.sender.probe_at(&open.edge).is_some_and(|at| at <= now) {
         open.sender.note_probe(&open.edge);
+        core.counters.probes += 1;
         endpoint.resend_oldest(&mut core.machine, &open.edge, now);
     }
     // TIME-WAIT is ours: smoltcp would throw away what is not read when its own one ends.
@@ -211,7 +214,7 @@ fn drive_endpoint<O: Output>(core: &mut Core, index: u32, now: Time, out: &mut O
             open.heard = now;
         }
         open.active = now;
-        open.sender.on_sent(&open.edge, &sent, before, now);
+        core.counters.timeouts += u64::from(open.sender.on_sent(&open.edge, &sent, before, now));
         due = endpoint.deadline(&mut core.machine, &open.edge, now);
     }
     let due = due.into_iter().chain(open.sender.probe_at(&open.edge)).min();

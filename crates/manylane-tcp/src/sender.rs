@@ -31,6 +31,15 @@ const PROBE_MARGIN: Duration = Duration::from_millis(2);
 /// Frames that may be sent at once in spite of pacing, so that a timer is not set for each.
 const PACED_BURST: u32 = 4;
 
+/// What is to be done after an ACK.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Reaction {
+    /// It shows a loss that was not known before.
+    pub(crate) is_loss: bool,
+    /// The oldest segment is to be sent again.
+    pub(crate) resends: bool,
+}
+
 /// The sending side of a connection.
 #[derive(Debug)]
 pub(crate) struct Sender {
@@ -134,12 +143,14 @@ impl Sender {
         TIMEOUT_MIN.max(self.round_trip.unwrap_or_default() * 2) * (1 << self.timeouts.min(DOUBLINGS_MAX))
     }
 
-    /// Notes what was sent. `before`: bytes that were in flight before it.
-    pub(crate) fn on_sent(&mut self, edge: &Edge, sent: &Sent, before: u32, now: Time) {
+    /// Notes what was sent. `before`: bytes that were in flight before it. True if a timeout has
+    /// come.
+    pub(crate) fn on_sent(&mut self, edge: &Edge, sent: &Sent, before: u32, now: Time) -> bool {
         let bytes = sent.end.wrapping_sub(sent.sequence);
         if bytes == 0 {
-            return;
+            return false;
         }
+        let mut is_timeout = false;
         // Not the next one after a timeout.
         let goes_back = sent.sequence == edge.unacknowledged && is_before(sent.sequence, self.sent_to);
         if self.probed_to.take() == Some(self.sent_to) && self.sent_to != sent.end {
@@ -157,6 +168,7 @@ impl Sender {
                 self.timeouts = self.timeouts.saturating_add(1);
                 self.sent_to = sent.end;
                 self.controller.on_timeout(now, before);
+                is_timeout = true;
             }
             self.expects_resend = false;
         } else {
@@ -177,6 +189,7 @@ impl Sender {
         self.controller.on_sent(now, bytes, before);
         self.sent_at = now;
         self.pace(bytes, now);
+        is_timeout
     }
 
     /// Moves the time of the next segment.
@@ -190,14 +203,12 @@ impl Sender {
     }
 
     /// Notes an ACK that the state machine has taken: `bytes` are acknowledged by it for the first
-    /// time. `is_duplicate`: it says the same as the one before. True if the oldest segment is to
-    /// be sent again.
-    pub(crate) fn on_ack(&mut self, edge: &Edge, bytes: u32, is_duplicate: bool, now: Time) -> bool {
+    /// time. `is_duplicate`: it says the same as the one before.
+    pub(crate) fn on_ack(&mut self, edge: &Edge, bytes: u32, is_duplicate: bool, now: Time) -> Reaction {
         if bytes == 0 {
-            if is_duplicate {
-                self.on_duplicate(edge, now);
-            }
-            return false;
+            // The state machine counts duplicates, too, and sends again at the third.
+            let is_loss = is_duplicate && self.on_duplicate(edge, now);
+            return Reaction { is_loss, resends: false };
         }
         self.acked_at = now;
         self.duplicates = 0;
@@ -221,18 +232,18 @@ impl Sender {
             self.recover = None;
             self.inflation = 0;
             self.controller.on_recovered(now, in_flight);
-            false
+            Reaction::default()
         } else if self.recover.is_some() {
             // One segment has left the network, and those that are acknowledged no longer count.
             self.inflation = self.inflation.saturating_sub(bytes).saturating_add(u32::from(self.mss));
             self.expects_resend = true;
-            true
+            Reaction { is_loss: false, resends: true }
         } else if probed.is_some_and(|end| !is_reached(&end)) {
             // The probe has filled one hole, and there is another one.
             self.begin_recovery(edge, now);
-            true
+            Reaction { is_loss: true, resends: true }
         } else {
-            false
+            Reaction::default()
         }
     }
 
@@ -260,7 +271,8 @@ impl Sender {
         self.probed = Some(edge.send_next);
     }
 
-    fn on_duplicate(&mut self, edge: &Edge, now: Time) {
+    /// Notes a duplicate ACK. True if it shows a loss.
+    fn on_duplicate(&mut self, edge: &Edge, now: Time) -> bool {
         let mss = u32::from(self.mss);
         self.duplicates = self.duplicates.saturating_add(1);
         if let Some(sampler) = &mut self.sampler {
@@ -269,12 +281,14 @@ impl Sender {
         if self.duplicates == DUPLICATES {
             self.expects_resend = true;
             if self.recover.is_none() && self.timed_out.is_none() {
-                return self.begin_recovery(edge, now);
+                self.begin_recovery(edge, now);
+                return true;
             }
         }
         if self.recover.is_some() {
             self.inflation = self.inflation.saturating_add(mss);
         }
+        false
     }
 
     /// Takes the round trip that the ACK of a timed segment shows.
