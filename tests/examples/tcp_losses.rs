@@ -1,5 +1,5 @@
-//! What lost segments cost: TCP of a lane beside Linux's, each as a server of a Linux client, over a
-//! link that loses and delays frames. Prints a table; needs root:
+//! What lost segments cost: TCP of a lane beside Linux's, each as a server of a Linux client, over
+//! a link that loses and delays frames. Prints a table; needs root:
 //!
 //! ```sh
 //! sudo cargo run --release -p manylane-tests --example tcp_losses [ROUNDS]
