@@ -54,8 +54,10 @@ pub(crate) struct Sender {
     timed: Option<(u32, Time)>,
     /// Duplicate ACKs in a row.
     duplicates: u8,
-    /// A segment will be sent again because of them.
+    /// The state machine will send the oldest segment again because of them. It does so once until
+    /// something is acknowledged, whatever else comes.
     expects_resend: bool,
+    is_resent: bool,
     /// Bytes above the window, for segments that have left the network (RFC 5681, section 3.2).
     inflation: u32,
     /// The end of a recovery, and that of what was sent before a timeout.
@@ -92,6 +94,7 @@ impl Sender {
             timed: None,
             duplicates: 0,
             expects_resend: false,
+            is_resent: false,
             inflation: 0,
             recover: None,
             timed_out: None,
@@ -160,7 +163,6 @@ impl Sender {
             // It is not known which of both the ACK is for (Karn, RFC 6298, section 3).
             self.timed = None;
             if !self.expects_resend && goes_back {
-                self.duplicates = 0;
                 self.inflation = 0;
                 self.recover = None;
                 self.probed = None;
@@ -213,7 +215,7 @@ impl Sender {
         self.acked_at = now;
         self.duplicates = 0;
         self.timeouts = 0;
-        self.expects_resend = false;
+        (self.expects_resend, self.is_resent) = (false, false);
         if is_before(self.sent_to, edge.unacknowledged) {
             self.sent_to = edge.unacknowledged;
         }
@@ -236,10 +238,11 @@ impl Sender {
         } else if self.recover.is_some() {
             // One segment has left the network, and those that are acknowledged no longer count.
             self.inflation = self.inflation.saturating_sub(bytes).saturating_add(u32::from(self.mss));
-            self.expects_resend = true;
+            self.expect_resend();
             Reaction { is_loss: false, resends: true }
         } else if probed.is_some_and(|end| !is_reached(&end)) {
             // The probe has filled one hole, and there is another one.
+            self.expect_resend();
             self.begin_recovery(edge, now);
             Reaction { is_loss: true, resends: true }
         } else {
@@ -247,9 +250,14 @@ impl Sender {
         }
     }
 
-    /// A segment was lost, and is sent again.
+    /// The oldest segment will be sent again, if it was not already.
+    fn expect_resend(&mut self) {
+        self.expects_resend |= !self.is_resent;
+        self.is_resent = true;
+    }
+
+    /// A segment was lost.
     fn begin_recovery(&mut self, edge: &Edge, now: Time) {
-        self.expects_resend = true;
         self.recover = Some(edge.send_next);
         self.inflation = u32::from(DUPLICATES) * u32::from(self.mss);
         self.controller.on_loss(now, edge.in_flight());
@@ -267,7 +275,7 @@ impl Sender {
 
     /// The oldest segment will be sent again as a probe.
     pub(crate) fn note_probe(&mut self, edge: &Edge) {
-        self.expects_resend = true;
+        self.expect_resend();
         self.probed = Some(edge.send_next);
     }
 
@@ -279,7 +287,7 @@ impl Sender {
             sampler.on_out_of_order(mss);
         }
         if self.duplicates == DUPLICATES {
-            self.expects_resend = true;
+            self.expect_resend();
             if self.recover.is_none() && self.timed_out.is_none() {
                 self.begin_recovery(edge, now);
                 return true;
