@@ -101,6 +101,9 @@ pub(crate) struct Edge {
     pub(crate) window: u32,
     /// The window that the state machine was told last, shifted.
     pub(crate) passed_window: u16,
+    /// The last byte that was sent is a probe of a closed window, which the state machine does not
+    /// count as sent.
+    is_probed: bool,
     /// Numbers of the segment that has told it.
     window_sequence: u32,
     window_acknowledgment: u32,
@@ -133,6 +136,7 @@ impl Edge {
             acknowledged: terms.receive_from,
             window: terms.window,
             passed_window: 0,
+            is_probed: false,
             window_sequence: terms.receive_from.wrapping_sub(1),
             window_acknowledgment: terms.send_from,
             mss: terms.mss,
@@ -179,6 +183,11 @@ impl Edge {
     /// Bytes that were sent and not acknowledged.
     pub(crate) fn in_flight(&self) -> u32 {
         self.send_next.wrapping_sub(self.unacknowledged)
+    }
+
+    /// True if nothing but a probe of a closed window is not acknowledged.
+    pub(crate) fn is_probing(&self) -> bool {
+        self.is_probed && self.in_flight() == 1
     }
 
     /// True if bytes are missing in front of some that we have.
@@ -250,9 +259,10 @@ impl Edge {
         // With an older one, the state machine would drop the data.
         let acknowledgment = later(segment.acknowledgment, self.unacknowledged);
         // A window that was taken back must not stop the retransmission of what is on the way (RFC
-        // 9293, section 3.8.6): smoltcp would probe behind it instead. One byte may be a probe.
+        // 9293, section 3.8.6): smoltcp would probe behind it instead.
         let in_flight = self.send_next.wrapping_sub(acknowledgment);
-        let window = if self.window == 0 && in_flight > 1 { in_flight } else { self.window };
+        let is_only_probe = in_flight == 1 && self.is_probed;
+        let window = if self.window == 0 && !is_only_probe { in_flight } else { self.window };
         let window = (window >> self.send_shift).max(u32::from(window > 0));
         self.passed_window = u16::try_from(window).unwrap_or(u16::MAX);
         Verdict::Pass(Passed {
@@ -387,6 +397,10 @@ impl Edge {
         let fin = u32::from(header.flags.contains(Flags::FIN));
         let end = header.sequence.wrapping_add(length32(payload)).wrapping_add(fin);
         let again = end != header.sequence && is_before(header.sequence, self.send_next);
+        if end != header.sequence {
+            // Nothing new is sent to a closed window but a probe.
+            self.is_probed = self.window == 0 && payload == 1 && fin == 0 && (!again || self.is_probed);
+        }
         self.send_next = later(self.send_next, end);
         self.acknowledged = header.acknowledgment;
         self.receive_next = later(self.receive_next, header.acknowledgment);

@@ -72,7 +72,7 @@ pub(crate) fn input<O: Output>(
     let Some(endpoint) = &mut open.endpoint else { return };
     open.active = now;
     let (unacknowledged, in_flight) = (open.edge.unacknowledged, open.edge.in_flight());
-    let is_duplicate = !has_data && !passed.tells_window && in_flight > 0;
+    let is_duplicate = !has_data && !passed.tells_window && in_flight > 0 && !open.edge.is_probing();
     let Some(inner) = open.edge.pass(packet, segment, &passed) else { return };
     let end = passed.sequence.wrapping_add(length32(passed.payload));
     open.edge.receive_last = later(open.edge.receive_last, end);

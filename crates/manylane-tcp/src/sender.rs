@@ -156,8 +156,9 @@ impl Sender {
         let mut is_timeout = false;
         // Not the next one after a timeout.
         let goes_back = sent.sequence == edge.unacknowledged && is_before(sent.sequence, self.sent_to);
-        if self.probed_to.take() == Some(self.sent_to) && self.sent_to != sent.end {
-            // The peer has opened its window: what follows the probe begins with it.
+        if self.probed_to.take() == Some(self.sent_to) {
+            // The probe again, whose loss says nothing of the path, or the peer has opened its
+            // window: what follows the probe begins with it.
             self.timed = None;
         } else if sent.again {
             // It is not known which of both the ACK is for (Karn, RFC 6298, section 3).
@@ -187,7 +188,7 @@ impl Sender {
         if is_before(self.sent_to, sent.end) {
             self.sent_to = sent.end;
         }
-        self.probed_to = (edge.window == 0 && bytes == 1).then_some(sent.end);
+        self.probed_to = edge.is_probing().then_some(sent.end);
         self.controller.on_sent(now, bytes, before);
         self.sent_at = now;
         self.pace(bytes, now);
