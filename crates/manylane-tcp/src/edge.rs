@@ -99,6 +99,8 @@ pub(crate) struct Edge {
     pub(crate) acknowledged: u32,
     /// The peer's window, in bytes.
     pub(crate) window: u32,
+    /// The largest one that it has told, at least that of a peer without scaling.
+    window_max: u32,
     /// The window that the state machine was told last, shifted.
     pub(crate) passed_window: u16,
     /// The last byte that was sent is a probe of a closed window, which the state machine does not
@@ -135,6 +137,7 @@ impl Edge {
             receive_last: terms.receive_from,
             acknowledged: terms.receive_from,
             window: terms.window,
+            window_max: terms.window.max(u32::from(u16::MAX)),
             passed_window: 0,
             is_probed: false,
             window_sequence: terms.receive_from.wrapping_sub(1),
@@ -229,7 +232,8 @@ impl Edge {
         // What we have never sent is not acknowledged, and neither is what lies far back (RFC 5961,
         // section 5.2).
         let acknowledged = segment.acknowledgment.wrapping_sub(self.unacknowledged).cast_signed();
-        if is_before(self.send_next, segment.acknowledgment) || acknowledged < -MAX_WINDOW {
+        let oldest = self.unacknowledged.wrapping_sub(self.window_max);
+        if is_before(self.send_next, segment.acknowledgment) || is_before(segment.acknowledgment, oldest) {
             return Verdict::Challenge;
         }
         if let (true, Some((value, _))) = (self.timestamps, segment.options.timestamps)
@@ -250,6 +254,7 @@ impl Edge {
         let before = self.window;
         if is_newer {
             self.window = u32::from(segment.window) << self.send_shift;
+            self.window_max = self.window_max.max(self.window);
             self.window_sequence = segment.sequence;
             self.window_acknowledgment = segment.acknowledgment;
         }
@@ -409,9 +414,6 @@ impl Edge {
         Sent { sequence: header.sequence, end, again }
     }
 }
-
-/// Largest window (RFC 7323, section 2.3).
-const MAX_WINDOW: i32 = 1 << 30;
 
 /// Our time stamp: milliseconds, as in Linux.
 #[expect(clippy::cast_possible_truncation, reason = "time stamps wrap")]
