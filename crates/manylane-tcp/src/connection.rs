@@ -33,6 +33,8 @@ pub(crate) struct Handshake {
     pub(crate) tries: u8,
     pub(crate) begun: Time,
     pub(crate) sent: Time,
+    /// When a segment that is not acceptable was answered last.
+    pub(crate) challenged: Option<Time>,
 }
 
 /// What the peer's SYN says.

@@ -6,6 +6,8 @@
 //! in RFC 5961, time stamps are those of RFC 7323, and nothing passes that is outside of the
 //! window which was advertised.
 
+use std::time::Duration;
+
 use manylane_wire::tcp::{Flags, HEADER_LEN, OPTIONS_LEN_MAX, Options, Tcp, TcpHeader};
 
 use crate::flow::Flow;
@@ -24,7 +26,7 @@ pub(crate) const PATH_MSS: [u16; 8] = [65_495, 8948, 1440, 1400, 1348, 1200, 100
 const MTU_MIN: (u16, u16) = (552, 1280);
 /// Least time between challenge ACKs of a connection, so that they are no amplifier (RFC 5961,
 /// section 7).
-const CHALLENGE_INTERVAL_US: u64 = 500_000;
+const CHALLENGE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// What the handshake has found out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -317,11 +319,7 @@ impl Edge {
 
     /// An ACK of what we expect, if enough time has passed since the last one.
     pub(crate) fn challenge(&mut self, now: Time) -> Option<Control> {
-        if self.challenged.is_some_and(|at| now.0 < at.0 + CHALLENGE_INTERVAL_US) {
-            return None;
-        }
-        self.challenged = Some(now);
-        Some(self.control(Flags::ACK, self.send_next, now))
+        may_challenge(&mut self.challenged, now).then(|| self.control(Flags::ACK, self.send_next, now))
     }
 
     /// A segment without payload, with the numbers and the window of now.
@@ -413,6 +411,15 @@ impl Edge {
         self.receive_edge = later(self.receive_edge, header.acknowledgment.wrapping_add(window));
         Sent { sequence: header.sequence, end, again }
     }
+}
+
+/// True if enough time has passed since the last challenge ACK; this is the next one.
+pub(crate) fn may_challenge(last: &mut Option<Time>, now: Time) -> bool {
+    let may = last.is_none_or(|at| now >= at + CHALLENGE_INTERVAL);
+    if may {
+        *last = Some(now);
+    }
+    may
 }
 
 /// Our time stamp: milliseconds, as in Linux.

@@ -10,7 +10,7 @@ use manylane_wire::tcp::{Flags, Options};
 
 use crate::connection::{Handshake, Open, PeerSyn, Phase};
 use crate::core::Core;
-use crate::edge::{TIMESTAMPS_LEN, Terms, timestamp};
+use crate::edge::{TIMESTAMPS_LEN, Terms, may_challenge, timestamp};
 use crate::event::{Id, Reason, What};
 use crate::flow::Flow;
 use crate::output::Output;
@@ -80,6 +80,7 @@ pub(crate) fn accept(
         tries: 0,
         begun: now,
         sent: now,
+        challenged: None,
     };
     if let Some(id) = core.table.add(&core.secret, Phase::Handshake(handshake)) {
         core.backlog += 1;
@@ -90,8 +91,17 @@ pub(crate) fn accept(
 /// Asks for a connection. `None` if there are too many; the flow must have none.
 pub(crate) fn connect(core: &mut Core, flow: Flow, controller: NewController, now: Time) -> Option<Id> {
     let first = core.secret.initial_sequence(&flow, now);
-    let handshake =
-        Handshake { flow, first, peer: None, is_active: true, controller, tries: 0, begun: now, sent: now };
+    let handshake = Handshake {
+        flow,
+        first,
+        peer: None,
+        is_active: true,
+        controller,
+        tries: 0,
+        begun: now,
+        sent: now,
+        challenged: None,
+    };
     let id = core.table.add(&core.secret, Phase::Handshake(handshake))?;
     core.mark_ready(id.index);
     Some(id)
@@ -156,7 +166,7 @@ pub(crate) fn input(
         if segment.sequence == start {
             core.end(index, Reason::Refused);
         } else if is_in_window {
-            challenge(core, segment.flow, expected, &peer, now, out);
+            challenge(core, index, expected, &peer, now, out);
         }
     } else if segment.has(Flags::SYN) {
         if segment.sequence == peer.sequence && !(is_active && acknowledges) {
@@ -166,10 +176,10 @@ pub(crate) fn input(
             return establish(core, index, &peer, segment, now, out);
         } else {
             // Of another connection, or an old one: the peer says which (RFC 5961, section 4.2).
-            challenge(core, segment.flow, expected, &peer, now, out);
+            challenge(core, index, expected, &peer, now, out);
         }
     } else if !is_in_window {
-        challenge(core, segment.flow, expected, &peer, now, out);
+        challenge(core, index, expected, &peer, now, out);
     } else if acknowledges {
         return establish(core, index, &peer, segment, now, out);
     } else if segment.has(Flags::ACK) {
@@ -178,8 +188,15 @@ pub(crate) fn input(
     Next::Done
 }
 
-/// Answers what is not acceptable with an ACK that says what we expect.
-fn challenge(core: &mut Core, flow: Flow, sequence: u32, peer: &PeerSyn, now: Time, out: &mut impl Output) {
+/// Answers what is not acceptable with an ACK that says what we expect, but not more often than an
+/// established connection does: if the peer takes our answer for not acceptable, too, both would
+/// answer for ever.
+fn challenge(core: &mut Core, index: u32, sequence: u32, peer: &PeerSyn, now: Time, out: &mut impl Output) {
+    let Some(Phase::Handshake(handshake)) = core.table.phase_mut(index) else { return };
+    if !may_challenge(&mut handshake.challenged, now) {
+        return;
+    }
+    let flow = handshake.flow;
     let timestamps = peer.timestamp.map(|recent| (timestamp(now), recent));
     let challenge = Control {
         flow,
