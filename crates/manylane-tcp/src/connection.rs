@@ -103,6 +103,11 @@ impl Open {
         }
     }
 
+    /// True if the application has closed or aborted it: its id is no longer valid.
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.orphaned.is_some() || self.is_aborted
+    }
+
     /// True if both sides have finished, and the application has not read all.
     pub(crate) fn is_in_time_wait(&self) -> bool {
         self.endpoint.as_ref().is_some_and(|endpoint| endpoint.progress() == Progress::TimeWait)

@@ -77,8 +77,11 @@ impl Core {
         is_sent
     }
 
-    /// Tells the application what has happened.
+    /// Tells the application what has happened to a connection, if it has not given it up.
     pub(crate) fn tell(&mut self, index: u32, what: What) {
+        if matches!(self.table.phase(index), Some(Phase::Open(open)) if open.is_given_up()) {
+            return;
+        }
         if let Some(id) = self.table.id(index) {
             self.events.push_back(Event { id, what });
         }
@@ -98,7 +101,7 @@ impl Core {
     /// Ends a connection. The application is told why, if it has not given it up.
     pub(crate) fn end(&mut self, index: u32, reason: Reason) {
         let is_told = match self.table.phase(index) {
-            Some(Phase::Open(open)) => open.orphaned.is_none() && !open.is_aborted,
+            Some(Phase::Open(open)) => !open.is_given_up(),
             Some(Phase::Handshake(handshake)) => handshake.is_active,
             None => return,
         };
