@@ -116,8 +116,11 @@ impl Core {
         self.wheel.cancel(index);
         match self.table.remove(&self.secret, index) {
             Some(Phase::Open(open)) => {
-                if let Some(endpoint) = open.endpoint {
-                    self.give_back(endpoint);
+                match open.endpoint {
+                    Some(endpoint) => self.give_back(endpoint),
+                    // It may have been its turn to get buffers.
+                    None if !self.pool.is_empty() => self.wake_waiting(),
+                    None => {}
                 }
             }
             Some(Phase::Handshake(handshake)) if !handshake.is_active => self.backlog -= 1,
@@ -161,6 +164,11 @@ impl Core {
     /// Takes an endpoint, and lets the first one in the queue try.
     fn give_back(&mut self, endpoint: Box<Endpoint>) {
         self.pool.push(endpoint);
+        self.wake_waiting();
+    }
+
+    /// Lets the first one in the queue for buffers try.
+    fn wake_waiting(&mut self) {
         while let Some(index) = self.waiting.pop_front() {
             if let Some(Phase::Open(open)) = self.table.phase_mut(index)
                 && std::mem::take(&mut open.waits_for_buffers)
