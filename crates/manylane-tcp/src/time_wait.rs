@@ -16,6 +16,10 @@ use crate::secret::Secret;
 use crate::sequence::is_before;
 use crate::time::Time;
 
+/// Least time between two FINs of a peer with which the time begins again. Each of them takes a
+/// place in the queue, and a peer that sends many must not take those of others.
+const RENEWAL_MS: u32 = 1000;
+
 /// What is remembered.
 #[derive(Clone, Copy, Debug)]
 struct Record {
@@ -80,9 +84,7 @@ impl TimeWait {
         if self.max == 0 {
             return;
         }
-        while self.queue.len() >= self.max {
-            self.pop(secret);
-        }
+        self.make_room(secret);
         let record = Record {
             flow,
             send_next,
@@ -93,6 +95,13 @@ impl TimeWait {
             until: timestamp(now + self.duration),
         };
         self.push(secret, record);
+    }
+
+    /// Takes out the oldest ones, so that there is a place in the queue.
+    fn make_room(&mut self, secret: &Secret) {
+        while self.queue.len() >= self.max {
+            self.pop(secret);
+        }
     }
 
     fn push(&mut self, secret: &Secret, record: Record) {
@@ -185,11 +194,14 @@ impl TimeWait {
                 ..Options::default()
             },
         };
-        if segment.has(Flags::FIN) && segment.end() == record.receive_next {
+        let until = timestamp(now + self.duration);
+        let is_later = until.wrapping_sub(record.until) >= RENEWAL_MS;
+        if segment.has(Flags::FIN) && segment.end() == record.receive_next && is_later {
             // The time begins again (RFC 9293, section 3.10.7.8): at the end of the queue.
-            let again = Record { until: timestamp(now + self.duration), ..*record };
+            let again = Record { until, ..*record };
             record.is_waiting = false;
             entry.remove();
+            self.make_room(secret);
             self.push(secret, again);
         }
         Some(Answer::Acknowledge(control))

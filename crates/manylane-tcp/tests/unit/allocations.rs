@@ -41,3 +41,41 @@ fn requests_and_answers_allocate_nothing() {
     assert_eq!(counted.count_total, 0, "{counted:?}");
     assert_eq!(stack.counters().buffers_taken, 1);
 }
+
+/// A peer that sends its FIN again and again must not fill the memory with its end.
+#[test]
+fn fins_in_time_wait_are_remembered_once() {
+    const FINS: u64 = 100_000;
+    let mut now = Time(1_000_000);
+    let mut stack = Stack::new(Config::default(), Secret::new([5; 16]), now).unwrap();
+    stack.listen(SERVER.into()).unwrap();
+    let mut out = Last::default();
+    let mut peer = Peer::default();
+    let mut in_time_wait = |port| {
+        peer.address.1 = port;
+        peer.sequence = 7;
+        peer.acknowledgment = 0;
+        peer.connect(&mut stack, now, &mut out);
+        let id = stack.event().unwrap().id;
+        stack.close(id, now);
+        stack.flush(now, &mut out);
+        peer.acknowledgment = peer.acknowledgment.wrapping_add(1);
+        let fin = peer.segment(Flags::ACK.with(Flags::FIN), Options::default(), 0);
+        stack.input(now, fin, false, &mut out);
+        stack.flush(now, &mut out);
+    };
+    // The first one stays in front of the queue.
+    in_time_wait(5000);
+    in_time_wait(5001);
+    assert_eq!(stack.levels().time_wait, 2);
+    let counted = allocation_counter::measure(|| {
+        for _ in 0..FINS {
+            now.0 += 10;
+            let fin = peer.segment(Flags::ACK.with(Flags::FIN), Options::default(), 0);
+            stack.input(now, fin, false, &mut out);
+            stack.flush(now, &mut out);
+        }
+    });
+    assert_eq!(stack.levels().time_wait, 2);
+    assert!(counted.bytes_max < 4096, "{counted:?}");
+}
