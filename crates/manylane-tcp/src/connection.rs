@@ -10,7 +10,6 @@ use crate::time::Time;
 
 /// How far a connection is.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "one becomes the other in its place in the table")]
 pub(crate) enum Phase {
     /// SYNs are exchanged.
     Handshake(Handshake),
