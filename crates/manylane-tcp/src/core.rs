@@ -1,6 +1,7 @@
 //! What a stack consists of, and what its parts use of each other.
 
-use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 
 use manylane_wire::tcp::HEADER_LEN;
@@ -9,7 +10,7 @@ use crate::config::Config;
 use crate::connection::{Open, Phase};
 use crate::counters::Counters;
 use crate::endpoint::{Endpoint, Machine, UNKNOWN_ROUND_TRIP};
-use crate::event::{Event, Reason, What};
+use crate::event::{Event, Id, Reason, What};
 use crate::flow::Flow;
 use crate::output::Output;
 use crate::packet::{Control, ip_header_len};
@@ -33,7 +34,9 @@ pub(crate) struct Core {
     pub(crate) machine: Machine,
     /// Addresses that connections are accepted to, and their congestion control.
     pub(crate) listeners: Vec<(SocketAddr, NewController)>,
-    pub(crate) events: VecDeque<Event>,
+    events: VecDeque<Event>,
+    /// How many of them are of connections that the application has given up.
+    forgotten: HashMap<Id, u32>,
     /// Places of connections that have something to send, or to look after.
     pub(crate) ready: Vec<u32>,
     /// Connections of peers whose handshake is not complete.
@@ -58,6 +61,7 @@ impl Core {
             machine: Machine::new(secret.seed()),
             listeners: Vec::new(),
             events: VecDeque::new(),
+            forgotten: HashMap::new(),
             ready: Vec::new(),
             backlog: 0,
             cookies_until: None,
@@ -84,6 +88,36 @@ impl Core {
         }
         if let Some(id) = self.table.id(index) {
             self.events.push_back(Event { id, what });
+            if let Some(events) = self.table.events_mut(id) {
+                *events += 1;
+            }
+        }
+    }
+
+    /// Takes the next event.
+    pub(crate) fn event(&mut self) -> Option<Event> {
+        while let Some(event) = self.events.pop_front() {
+            if let Some(events) = self.table.events_mut(event.id) {
+                *events -= 1;
+                return Some(event);
+            }
+            // The connection has ended, or the application has given it up.
+            let Entry::Occupied(mut left) = self.forgotten.entry(event.id) else { return Some(event) };
+            *left.get_mut() -= 1;
+            if *left.get() == 0 {
+                left.remove();
+            }
+        }
+        None
+    }
+
+    /// Makes the id of a connection invalid: the application has given it up. Its events are
+    /// dropped when it is their turn: a search would cost more the more events there are.
+    pub(crate) fn forget(&mut self, index: u32) {
+        let Some(id) = self.table.id(index) else { return };
+        let events = self.table.renew(index);
+        if events > 0 {
+            self.forgotten.insert(id, events);
         }
     }
 

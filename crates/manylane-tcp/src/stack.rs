@@ -194,7 +194,7 @@ impl Stack {
 
     /// What has happened, in its order.
     pub fn event(&mut self) -> Option<Event> {
-        self.core.events.pop_front()
+        self.core.event()
     }
 
     /// Hands `take` the bytes that were received, as far as they lie in one piece; it says how many
@@ -267,13 +267,13 @@ impl Stack {
         if let Some(Phase::Open(open)) = self.core.table.phase_mut(index) {
             open.orphaned = Some(now);
         }
-        self.forget(index);
+        self.core.forget(index);
     }
 
     /// The application is done with a connection: the peer gets a reset. The id is no longer valid.
     pub fn abort(&mut self, id: Id) {
         let Some(index) = self.core.table.place(id) else { return };
-        self.forget(index);
+        self.core.forget(index);
         match self.core.table.phase(index) {
             Some(Phase::Open(_)) => established::abort(&mut self.core, index),
             _ => self.core.remove(index),
@@ -304,13 +304,6 @@ impl Stack {
             buffers_used,
             buffers,
         }
-    }
-
-    /// Makes the id of a connection invalid.
-    fn forget(&mut self, index: u32) {
-        let id = self.core.table.id(index);
-        self.core.table.renew(index);
-        self.core.events.retain(|event| Some(event.id) != id);
     }
 }
 

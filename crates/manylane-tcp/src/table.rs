@@ -11,6 +11,8 @@ use crate::secret::Secret;
 #[derive(Debug, Default)]
 struct Slot {
     generation: u32,
+    /// Events of the connection that the application has not taken yet.
+    events: u32,
     phase: Option<Phase>,
 }
 
@@ -56,6 +58,7 @@ impl Table {
         let hash = secret.hash(phase.flow());
         let slot = self.slots.get_mut(index as usize)?;
         slot.phase = Some(phase);
+        slot.events = 0;
         let generation = slot.generation;
         let slots = &self.slots;
         self.index.insert_unique(hash, index, |index| {
@@ -99,11 +102,17 @@ impl Table {
         Some(Id { index, generation: slot.generation })
     }
 
-    /// Makes the id of the connection at a place invalid.
-    pub(crate) fn renew(&mut self, index: u32) {
-        if let Some(slot) = self.slots.get_mut(index as usize) {
-            slot.generation = slot.generation.wrapping_add(1);
-        }
+    /// Makes the id of the connection at a place invalid. Returns how many events wait under it.
+    pub(crate) fn renew(&mut self, index: u32) -> u32 {
+        let Some(slot) = self.slots.get_mut(index as usize) else { return 0 };
+        slot.generation = slot.generation.wrapping_add(1);
+        std::mem::take(&mut slot.events)
+    }
+
+    /// Counts the events that wait for a connection.
+    pub(crate) fn events_mut(&mut self, id: Id) -> Option<&mut u32> {
+        let slot = self.slots.get_mut(id.index as usize)?;
+        (slot.phase.is_some() && slot.generation == id.generation).then_some(&mut slot.events)
     }
 
     /// The place of an id, if its connection still is.

@@ -5,6 +5,7 @@
 mod allocations;
 mod buffers;
 mod congestion;
+mod events;
 mod flood;
 mod hostile;
 mod hostile_any;
