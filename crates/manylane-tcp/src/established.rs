@@ -164,19 +164,8 @@ fn resume(core: &mut Core, index: u32, now: Time) {
 fn drive_endpoint<O: Output>(core: &mut Core, index: u32, now: Time, out: &mut O) -> bool {
     let Some(Phase::Open(open)) = core.table.phase_mut(index) else { return true };
     let Some(endpoint) = &mut open.endpoint else { return true };
-    let is_in_time_wait = endpoint.progress() == Progress::TimeWait;
-    if is_in_time_wait && open.edge.acknowledged != open.edge.receive_next {
-        // The ACK of the peer's FIN waits no longer: there is nothing that could go with it.
-        let acknowledgment = open.edge.control(Flags::ACK, open.edge.send_next, now);
-        if !core.send(&acknowledgment, out) {
-            return false;
-        }
-    }
-    let Some(Phase::Open(open)) = core.table.phase_mut(index) else { return true };
-    let Some(endpoint) = &mut open.endpoint else { return true };
-    if is_in_time_wait {
-        open.edge.acknowledged = open.edge.receive_next;
-    }
+    let progress = endpoint.progress();
+    let is_in_time_wait = progress == Progress::TimeWait;
     if open.sender.probe_at(&open.edge).is_some_and(|at| at <= now) {
         open.sender.note_probe(&open.edge);
         core.counters.probes += 1;
@@ -184,6 +173,16 @@ fn drive_endpoint<O: Output>(core: &mut Core, index: u32, now: Time, out: &mut O
     }
     // TIME-WAIT is ours: smoltcp would throw away what is not read when its own one ends.
     let mut due = if is_in_time_wait { None } else { endpoint.deadline(&mut core.machine, &open.edge, now) };
+    if due.is_none() && progress != Progress::Over && open.edge.acknowledged != open.edge.receive_next {
+        // The ACK of the peer's FIN in TIME-WAIT, or one for which the output had no space when a
+        // segment was answered: smoltcp takes it for sent.
+        if !open.edge.control(Flags::ACK, open.edge.send_next, now).send(out) {
+            core.counters.output_full += 1;
+            return false;
+        }
+        open.edge.acknowledged = open.edge.receive_next;
+        core.counters.segments_out += 1;
+    }
     while due.is_some_and(|at| at <= now) {
         let may_send_at = open.sender.may_send_at(&open.edge, endpoint.unacknowledged(), now);
         if may_send_at > now {
