@@ -164,13 +164,24 @@ impl Endpoint {
         sent
     }
 
+    /// True if duplicate ACKs make it send its oldest segment again: not FIN alone, for which
+    /// smoltcp would stop its timer, and not in LAST-ACK, where it does not count them.
+    pub(crate) fn can_resend(&self) -> bool {
+        self.unacknowledged() > 0 && self.socket().state() != State::LastAck
+    }
+
+    /// True if the window has grown so much that the peer has to be told: it has doubled, as in
+    /// Linux.
+    pub(crate) fn has_window_to_tell(&self, edge: &Edge) -> bool {
+        let socket = self.socket();
+        let told = edge.receive_edge.wrapping_sub(edge.receive_next);
+        let free = len32(socket.recv_capacity() - socket.recv_queue());
+        socket.may_recv() && free > 0 && free / 2 >= told
+    }
+
     /// Makes it send its oldest segment again at the next output, by three duplicate ACKs that only
-    /// smoltcp sees.
+    /// smoltcp sees. Only if it [can](Self::can_resend).
     pub(crate) fn resend_oldest(&mut self, machine: &mut Machine, edge: &Edge, now: Time) {
-        if self.unacknowledged() == 0 {
-            // FIN alone: smoltcp would stop its timer, and not send it.
-            return;
-        }
         let acknowledgment = edge.unacknowledged.wrapping_sub(edge.offset);
         let options = Options::default();
         let ack =

@@ -4,11 +4,12 @@ use manylane_wire::tcp::Flags;
 
 use crate::connection::{Open, Phase};
 use crate::core::Core;
-use crate::edge::Verdict;
-use crate::endpoint::Progress;
+use crate::edge::{Edge, Verdict};
+use crate::endpoint::{Endpoint, Progress};
 use crate::event::{Reason, What};
 use crate::output::Output;
 use crate::packet::{Segment, length32};
+use crate::sender::Sender;
 use crate::sequence::later;
 use crate::time::Time;
 
@@ -72,13 +73,14 @@ pub(crate) fn input<O: Output>(
     let Some(endpoint) = &mut open.endpoint else { return };
     open.active = now;
     let (unacknowledged, in_flight) = (open.edge.unacknowledged, open.edge.in_flight());
-    let is_duplicate = !has_data && !passed.tells_window && in_flight > 0 && !open.edge.is_probing();
+    let is_plain = !has_data && !passed.tells_window && in_flight > 0 && !open.edge.is_probing();
     let Some(inner) = open.edge.pass(packet, segment, &passed) else { return };
     let end = passed.sequence.wrapping_add(length32(passed.payload));
     open.edge.receive_last = later(open.edge.receive_last, end);
     let sent = endpoint.input(&mut core.machine, &mut open.edge, inner, now, out);
     let acknowledged = open.edge.unacknowledged.wrapping_sub(unacknowledged);
-    let reaction = open.sender.on_ack(&open.edge, acknowledged, is_duplicate, now);
+    let can_resend = endpoint.can_resend();
+    let reaction = open.sender.on_ack(&open.edge, acknowledged, is_plain && can_resend, can_resend, now);
     core.counters.losses += u64::from(reaction.is_loss);
     if reaction.resends {
         endpoint.resend_oldest(&mut core.machine, &open.edge, now);
@@ -160,13 +162,18 @@ fn resume(core: &mut Core, index: u32, now: Time) {
     }
 }
 
+/// When the oldest segment is to be sent again as a probe, if the state machine can.
+fn probe_at(sender: &Sender, edge: &Edge, endpoint: &Endpoint) -> Option<Time> {
+    endpoint.can_resend().then(|| sender.probe_at(edge)).flatten()
+}
+
 /// [`drive`] of a connection with a state machine.
 fn drive_endpoint<O: Output>(core: &mut Core, index: u32, now: Time, out: &mut O) -> bool {
     let Some(Phase::Open(open)) = core.table.phase_mut(index) else { return true };
     let Some(endpoint) = &mut open.endpoint else { return true };
     let progress = endpoint.progress();
     let is_in_time_wait = progress == Progress::TimeWait;
-    if open.sender.probe_at(&open.edge).is_some_and(|at| at <= now) {
+    if probe_at(&open.sender, &open.edge, endpoint).is_some_and(|at| at <= now) {
         open.sender.note_probe(&open.edge);
         core.counters.probes += 1;
         endpoint.resend_oldest(&mut core.machine, &open.edge, now);
@@ -185,7 +192,7 @@ fn drive_endpoint<O: Output>(core: &mut Core, index: u32, now: Time, out: &mut O
     }
     while due.is_some_and(|at| at <= now) {
         let may_send_at = open.sender.may_send_at(&open.edge, endpoint.unacknowledged(), now);
-        if may_send_at > now {
+        if may_send_at > now && !endpoint.has_window_to_tell(&open.edge) {
             due = Some(may_send_at);
             if open.edge.acknowledged != open.edge.receive_next {
                 // The ACK does not wait for the data that it would go with.
@@ -216,7 +223,7 @@ fn drive_endpoint<O: Output>(core: &mut Core, index: u32, now: Time, out: &mut O
         core.counters.timeouts += u64::from(open.sender.on_sent(&open.edge, &sent, before, now));
         due = endpoint.deadline(&mut core.machine, &open.edge, now);
     }
-    let due = due.into_iter().chain(open.sender.probe_at(&open.edge)).min();
+    let due = due.into_iter().chain(probe_at(&open.sender, &open.edge, endpoint)).min();
     let is_held_up = open.wants_to_write && open.sender.room(endpoint.unacknowledged()) == 0;
     open.sender.note_limit(&open.edge, is_held_up);
     let is_waiting = open.edge.in_flight() > 0 || endpoint.unacknowledged() > 0;

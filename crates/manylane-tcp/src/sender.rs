@@ -206,8 +206,16 @@ impl Sender {
     }
 
     /// Notes an ACK that the state machine has taken: `bytes` are acknowledged by it for the first
-    /// time. `is_duplicate`: it says the same as the one before.
-    pub(crate) fn on_ack(&mut self, edge: &Edge, bytes: u32, is_duplicate: bool, now: Time) -> Reaction {
+    /// time. `is_duplicate`: it says the same as the one before. `can_resend`: the state machine
+    /// can be made to send its oldest segment again.
+    pub(crate) fn on_ack(
+        &mut self,
+        edge: &Edge,
+        bytes: u32,
+        is_duplicate: bool,
+        can_resend: bool,
+        now: Time,
+    ) -> Reaction {
         if bytes == 0 {
             // The state machine counts duplicates, too, and sends again at the third.
             let is_loss = is_duplicate && self.on_duplicate(edge, now);
@@ -239,9 +247,11 @@ impl Sender {
         } else if self.recover.is_some() {
             // One segment has left the network, and those that are acknowledged no longer count.
             self.inflation = self.inflation.saturating_sub(bytes).saturating_add(u32::from(self.mss));
-            self.expect_resend();
-            Reaction { is_loss: false, resends: true }
-        } else if probed.is_some_and(|end| !is_reached(&end)) {
+            if can_resend {
+                self.expect_resend();
+            }
+            Reaction { is_loss: false, resends: can_resend }
+        } else if can_resend && probed.is_some_and(|end| !is_reached(&end)) {
             // The probe has filled one hole, and there is another one.
             self.expect_resend();
             self.begin_recovery(edge, now);
