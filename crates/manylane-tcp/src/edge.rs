@@ -99,18 +99,17 @@ pub(crate) struct Edge {
     pub(crate) receive_last: u32,
     /// The number that we have acknowledged last.
     pub(crate) acknowledged: u32,
-    /// The peer's window, in bytes.
+    /// The peer's window, in bytes, and the numbers of the segment that has told it.
     pub(crate) window: u32,
-    /// The largest one that it has told, at least that of a peer without scaling.
+    window_sequence: u32,
+    window_acknowledgment: u32,
+    /// The largest window that it has told, at least that of a peer without scaling.
     window_max: u32,
     /// The window that the state machine was told last, shifted.
     pub(crate) passed_window: u16,
     /// The last byte that was sent is a probe of a closed window, which the state machine does not
     /// count as sent.
     is_probed: bool,
-    /// Numbers of the segment that has told it.
-    window_sequence: u32,
-    window_acknowledgment: u32,
     pub(crate) mss: u16,
     /// What the path allows: a place in [`PATH_MSS`].
     pub(crate) path: u8,

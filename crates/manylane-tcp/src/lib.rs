@@ -37,21 +37,21 @@
 //! | stage | module | when something is full or missing |
 //! |---|---|---|
 //! | read: lengths, checksums, addresses | `packet` | dropped, counted |
-//! | its connection, by a hash with a key | `table` | none: `time_wait`, then a SYN or a cookie for a port that is listened on, else a reset |
-//! | SYNs and their answers | `handshake` | too many connections: dropped, counted; too many handshakes: a cookie (`secret`), and nothing is stored |
-//! | what of it is acceptable: RFC 9293, 5961, 7323 | `edge` | dropped or answered with an ACK, counted |
-//! | state machine and buffers | `endpoint`, by smoltcp | no buffers left: dropped, counted; the peer sends it again |
-//! | losses, round trips, how much may be sent | `sender`, [`congestion`] | the rest waits in the send buffer, and a write takes less |
-//! | what is due, once per batch | `established` (`drive`), [`wheel`] | no space in the output: sent by a later [`flush`](Stack::flush) |
+//! | its connection | `table` | none: `time_wait`, then a SYN or a cookie, else a reset |
+//! | SYNs | `handshake` | too many: a cookie (`secret`); no place in the table: dropped, counted |
+//! | what is acceptable (RFC 5961, 7323) | `edge` | dropped or answered with an ACK, counted |
+//! | state machine, buffers | `endpoint` (smoltcp) | no buffers: dropped, counted; it comes again |
+//! | losses, windows | `sender`, [`congestion`] | the rest waits; a write takes less |
+//! | what is due | `established`, [`wheel`] | no output space: sent by a later call |
 //! | a packet: headers, checksums | `edge` (`translate`), `packet` | - |
 //!
 //! # Who owns what
 //!
-//! A connection that is established is a record of about 300 bytes in the [`Stack`]'s table. Only
+//! A connection that is established takes about 440 bytes, its congestion control included. Only
 //! while it has something to do does it have an *endpoint*: smoltcp's socket with a receive and a
-//! send buffer. Endpoints are allocated once and used again; they are opened at any sequence
-//! numbers by a handshake that only smoltcp sees, and the edge translates between its numbers and
-//! those on the wire. So connections in the handshake, idle ones and those in TIME-WAIT have no
+//! send buffer. Endpoints are allocated once and reused; they are opened at any sequence numbers by
+//! a handshake that only smoltcp sees, and the edge translates between its numbers and those on the
+//! wire. So connections in the handshake, idle ones and those in TIME-WAIT have no
 //! buffers, and there are never more than [`Config::buffers_max`]. Received bytes lie in the
 //! receive buffer until the application has read them, written ones in the send buffer until the
 //! peer has acknowledged them. Nothing is allocated for a segment.

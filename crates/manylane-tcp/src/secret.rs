@@ -15,8 +15,8 @@ const COOKIE_MSS: [u16; 8] = [88, 536, 1024, 1220, 1360, 1440, 1460, 8960];
 /// The shift that stands for "no window scaling".
 const COOKIE_NO_SHIFT: u8 = 15;
 
-/// The key. It comes from the caller, who takes it from the system's random numbers: the same for
-/// all lanes of a process, if one lane has to take over what another one has begun.
+/// The key of these hashes: random bytes, which the caller gets from the system. All lanes of a
+/// process may have the same one.
 #[derive(Clone, Copy)]
 pub struct Secret {
     key: [u64; 2],

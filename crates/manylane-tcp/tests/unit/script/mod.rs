@@ -5,16 +5,16 @@
 //!
 //! | line | |
 //! |---|---|
-//! | `< S 0:0(0) win 65535 <mss 1460>` | comes from the peer; `<<` if another one follows in the same batch |
+//! | `< S 0:0(0) win 65535 <mss 1460>` | comes from the peer; `<<`: the batch goes on |
 //! | `> S. 0:0(0) ack 1` | is sent then, and is the next; fields that are absent match all values |
 //! | `> nothing` | nothing is sent until then |
 //! | `open`, `open win 512 <mss 536>` | a peer connects: four lines, 10 ms |
 //! | `event accepted` | the next event; `none` if there is none |
 //! | `write 100`, `read 100 -> 50` | calls, and how many bytes they take |
-//! | `icmp too-big 1400`, `icmp unreachable` | a router says it of the packet that was expected last |
+//! | `icmp too-big 1400`, `icmp unreachable` | about the last expected packet |
 //! | `levels time_wait=1`, `counters accepted=1` | what there is, and was |
-//! | `config backlog=1`, `family 4` | settings, among them `own_first`, our initial number; the script is for one family only |
-//! | `peer 5001`, `reopen 7` | the lines are about another peer; about its next connection, and its number |
+//! | `config backlog=1`, `family 4` | settings; `own_first`: our number; one family |
+//! | `peer 5001`, `reopen 7` | another peer; its next connection, from this number |
 //!
 //! Numbers are relative to the initial ones. The payload follows from them, and is verified, as are
 //! the checksums. What a script does not expect is an error: packets before the next one that comes
