@@ -66,6 +66,7 @@ static int server, to_client, from_client;
 static struct sockaddr_in address;
 static pthread_barrier_t held, filled, released;
 static _Atomic unsigned received[WORKERS];
+static _Atomic int held_workers;
 
 /* AddressSanitizer starts a process at the end that checks for leaks. */
 const char *__asan_default_options(void)
@@ -88,6 +89,7 @@ struct run_command {
 static void client(int in, int out)
 {
 	int fds[FLOWS], flow = 0, i, sent = 0, answered = 0;
+	struct pollfd server_ends = { .fd = in };
 	struct run_command run_command;
 
 	for (i = 0; i < FLOWS; i++)
@@ -123,9 +125,12 @@ static void client(int in, int out)
 		if (run_command.what == 'e') {
 			printf("%d missing\n", sent - answered);
 			fflush(stdout);
-			for (i = 0; i < WORKERS; i++)
+			/* Until the server ends: see hold_workers(). */
+			do {
 				sendto(fds[0], "S", 1, 0, (void *)&address,
 				       sizeof(address));
+			} while (!poll(&server_ends, 1, 1));
+			exit(0);
 		}
 		if (write(out, &run_command.what, 1) != 1)
 			break;
@@ -353,6 +358,7 @@ static void *worker(void *arg)
 	char what;
 
 	while ((what = serve(server, epfd, -1, &received[nth])) != 'S') {
+		held_workers++;
 		pthread_barrier_wait(&held);
 		pthread_barrier_wait(&filled);
 		if (!strcmp(test_case, "partial") && nth == 0)
@@ -362,6 +368,24 @@ static void *worker(void *arg)
 			break;
 	}
 	return NULL;
+}
+
+/*
+ * Stops the workers, one after the other. Of two datagrams that arrive at once,
+ * the thread that receives the first also moves the second to the socket's
+ * reader queue. A thread that was about to sleep then does not see it and is
+ * not woken until another one arrives (__skb_recv_udp() in net/ipv4/udp.c).
+ */
+static void hold_workers(void)
+{
+	int i;
+
+	for (i = 0; i < WORKERS; i++) {
+		run_command('H', 1);
+		while (held_workers <= i)
+			usleep(100);
+	}
+	pthread_barrier_wait(&held);
 }
 
 /* The kernel refuses these calls, and reads no memory for them. */
@@ -394,8 +418,7 @@ static void run_threads(int wanted)
 		run_command('x', FLOWS);
 	while (count_sockets(&full) != wanted || !received[0] || !received[1]);
 	if (strcmp(test_case, "blocked")) {
-		run_command('H', WORKERS);
-		pthread_barrier_wait(&held);
+		hold_workers();
 		do {
 			int tries = 0;
 
