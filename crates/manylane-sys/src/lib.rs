@@ -51,6 +51,7 @@ pub mod cpu;
 pub mod device;
 pub mod epoll;
 pub mod errno;
+pub mod event_fd;
 pub mod fd;
 #[cfg(any(test, feature = "bench"))]
 pub mod kernel_module;
@@ -66,6 +67,8 @@ pub mod numa;
 pub mod packet;
 pub mod padded;
 pub mod process;
+pub mod random;
+pub mod raw_ip;
 #[cfg(any(test, feature = "bench"))]
 pub mod recvfrom;
 pub mod send_burst;

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::{self, PollFd, PollFlags, Timespec};
@@ -292,6 +292,26 @@ pub fn drop_all_incoming(fd: BorrowedFd<'_>) -> io::Result<()> {
     let program = [cbpf::insn(cbpf::RET_K, 0)];
     let fprog = libc::sock_fprog { len: 1, filter: program.as_ptr().cast_mut() };
     set(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, fprog)
+}
+
+/// Opens a TCP socket that listens at an address, and lets nothing in: no other socket can have the
+/// address, and the kernel answers no packet to it, neither by accepting nor by a reset.
+///
+/// # Errors
+/// Those of `bind(2)` and `listen(2)`: `EADDRINUSE`, `EADDRNOTAVAIL`, `EACCES` for a port below
+/// 1024.
+pub fn hold_tcp_address(addr: &SocketAddr) -> io::Result<OwnedFd> {
+    let family = if addr.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let fd = net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // Connections of an earlier process may still be in TIME-WAIT.
+    net::sockopt::set_socket_reuseaddr(&fd, true)?;
+    if addr.is_ipv6() {
+        net::sockopt::set_ipv6_v6only(&fd, true)?;
+    }
+    drop_all_incoming(fd.as_fd())?;
+    net::bind(&fd, addr)?;
+    net::listen(&fd, 0)?;
+    Ok(fd)
 }
 
 /// Wakes all receives that sleep on the socket, for good: later receives do not sleep either.

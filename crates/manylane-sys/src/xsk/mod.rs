@@ -108,6 +108,6 @@ pub use queue::Queue;
 #[cfg(all(not(loom), any(test, feature = "bench")))]
 pub use raw::RawXsk;
 #[cfg(not(loom))]
-pub use send::{PacketRef, Payloads, Sender, TxFrame};
+pub use send::{PacketRef, PacketsMut, Payloads, Sender, TxFrame};
 #[cfg(not(loom))]
 pub use statistics::{Statistics, statistics};

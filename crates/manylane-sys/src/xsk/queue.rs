@@ -14,7 +14,7 @@ use super::frames::{FrameCounts, Packet};
 use super::linearize::{Linearized, Linearizer};
 use super::options::QueueOptions;
 use super::ring::Consumer;
-use super::send::{Payloads, Sender};
+use super::send::{PacketsMut, Payloads, Sender};
 use super::socket::{Maps, MemberRings, Socket};
 use super::tx_queue::TxQueue;
 use super::wakeup::RingWakeup;
@@ -309,6 +309,16 @@ impl<W: RingWakeup> Queue<W> {
         }
         let payloads = Payloads::new(&self.packets[self.begin..self.end], &self.headers_written);
         (payloads, Sender::new(payloads, &mut self.tx_queue, &self.wakeup))
+    }
+
+    /// The packets of the batch, to be changed, and a send side that does not send them in place.
+    #[inline]
+    pub fn split_mut(&mut self) -> (PacketsMut<'_>, Sender<'_>) {
+        // Sent frames will have to be reclaimed.
+        self.idle_skips = 0;
+        let none = Payloads::new(&[], &self.headers_written);
+        let packets = PacketsMut::new(&self.packets[self.begin..self.end]);
+        (packets, Sender::new(none, &mut self.tx_queue, &self.wakeup))
     }
 
     /// Numbers of frames by state.

@@ -171,15 +171,21 @@ impl<T: Copy> Producer<T> {
         self.next.wrapping_sub(self.cached_consumer) == self.memory.entries
     }
 
+    /// True if an entry can be pushed.
+    #[inline]
+    pub(super) fn has_room(&mut self) -> bool {
+        if self.is_full() {
+            self.refresh();
+        }
+        !self.is_full()
+    }
+
     /// Pushes an entry, which the consumer sees after [`publish`](Self::publish); false if the
     /// ring is full.
     #[inline]
     pub(super) fn push(&mut self, value: T) -> bool {
-        if self.is_full() {
-            self.refresh();
-            if self.is_full() {
-                return false;
-            }
+        if !self.has_room() {
+            return false;
         }
         // SAFETY: the slot is free: the consumer has released it (2), and only we write to slots.
         self.memory.slot(self.next).with_mut(|slot| unsafe { slot.write(value) });

@@ -53,6 +53,43 @@ impl<'a> Payloads<'a> {
     }
 }
 
+/// The packets of the current batch, to be changed: beside a [`Sender`] that sends new frames only.
+pub struct PacketsMut<'a> {
+    packets: &'a [Packet],
+}
+
+impl<'a> PacketsMut<'a> {
+    /// The packets of a queue that is mutably borrowed for `'a`, and of which no other view is
+    /// handed out meanwhile.
+    pub(super) fn new(packets: &'a [Packet]) -> Self {
+        Self { packets }
+    }
+
+    /// Number of packets.
+    #[inline]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.packets.len()
+    }
+
+    /// True if there are none.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.packets.is_empty()
+    }
+
+    /// The whole packet `i`.
+    #[inline]
+    pub fn get_mut(&mut self, i: usize) -> Option<&mut [u8]> {
+        let Packet { start, len, .. } = *self.packets.get(i)?;
+        // SAFETY: a packet is initialised memory of a frame that the batch holds for `'a` (see
+        // `Packet`), and frames of a batch do not overlap. This is the only view of the batch (see
+        // `new`), and the slice borrows it mutably.
+        Some(unsafe { slice::from_raw_parts_mut(start, len as usize) })
+    }
+}
+
 /// A packet of the current batch.
 #[derive(Clone, Copy)]
 pub struct PacketRef<'a> {
@@ -243,6 +280,19 @@ impl<'a> Sender<'a> {
         )
     }
 
+    /// The same send side, for a while.
+    #[inline]
+    pub fn reborrow(&mut self) -> Sender<'_> {
+        Sender { payloads: self.payloads, tx_queue: self.tx_queue, wakeup: self.wakeup }
+    }
+
+    /// True if the TX ring has room for a packet.
+    #[inline]
+    #[must_use]
+    pub fn has_room(&mut self) -> bool {
+        self.tx_queue.tx.has_room()
+    }
+
     /// Allocates a free frame; none if all frames for sending are in use.
     #[inline]
     pub fn alloc(&mut self) -> Option<TxFrame> {
@@ -263,6 +313,22 @@ impl<'a> Sender<'a> {
         // SAFETY: an allocated frame is within the memory of all frames, in no ring and no batch,
         // and belongs to this member alone (just checked). The slice borrows `self` mutably, so
         // there is no second one of the same frame.
+        unsafe {
+            let start = self.tx_queue.allocator.frames.base().add(addr as usize);
+            slice::from_raw_parts_mut(start, len)
+        }
+    }
+
+    /// As [`frame_mut`](Self::frame_mut), for as long as the queue is borrowed.
+    ///
+    /// # Panics
+    /// As there.
+    #[inline]
+    pub fn into_frame_mut(self, fresh: &mut TxFrame) -> &'a mut [u8] {
+        assert!(self.tx_queue.is_allocated(fresh.frame), "a frame of another queue");
+        let (addr, len) = self.tx_queue.tx_area(fresh.frame);
+        // SAFETY: as in `frame_mut`. The slice lives as long as the mutable borrow of the queue,
+        // which this send side was; a reborrowed one is not used before the slice is gone.
         unsafe {
             let start = self.tx_queue.allocator.frames.base().add(addr as usize);
             slice::from_raw_parts_mut(start, len)
