@@ -119,6 +119,15 @@ impl<'a> Tcp<'a> {
             .is_ok_and(|pseudo| pseudo.add_bytes(self.segment).is_valid())
     }
 
+    /// True if the checksum covers the pseudo header alone: a kernel on this machine left the rest
+    /// to a device.
+    #[must_use]
+    #[inline]
+    pub fn has_partial_checksum(&self, source: IpAddr, destination: IpAddr) -> bool {
+        pseudo_header(source, destination, self.segment.len())
+            .is_ok_and(|pseudo| pseudo.value() == self.checksum)
+    }
+
     /// Length in the sequence space: bytes of payload, and one each for SYN and FIN.
     #[must_use]
     pub fn sequence_len(&self) -> usize {
