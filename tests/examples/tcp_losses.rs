@@ -123,7 +123,7 @@ impl Output for Outgoing<'_> {
         self.frame.get_mut(HEADER_LEN..HEADER_LEN + length)
     }
 
-    fn send(&mut self, length: usize) {
+    fn send(&mut self, length: usize, _: u16) {
         self.direction.add(&self.frame[..HEADER_LEN + length]);
     }
 }

@@ -39,7 +39,7 @@ impl Output for Sink {
         self.space.get_mut(..length)
     }
 
-    fn send(&mut self, length: usize) {
+    fn send(&mut self, length: usize, _: u16) {
         self.length = length;
         self.packets += 1;
     }

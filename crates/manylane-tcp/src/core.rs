@@ -27,6 +27,8 @@ pub(crate) struct Core {
     pub(crate) config: Config,
     pub(crate) secret: Secret,
     pub(crate) counters: Counters,
+    /// Highest number of a link that a packet came over.
+    pub(crate) link_max: u16,
     pub(crate) table: Table,
     pub(crate) time_wait: TimeWait,
     /// Deadlines of connections, by their places.
@@ -69,6 +71,7 @@ impl Core {
             endpoints: 0,
             waiting: VecDeque::new(),
             counters: Counters::default(),
+            link_max: 0,
             secret,
             config,
         }

@@ -47,6 +47,8 @@ counters! {
     output_full,
     /// Connections that got buffers.
     buffers_taken,
+    /// Packets that belong to no connection, and that the output has passed on.
+    passed_on,
     /// Dropped: not TCP, inconsistent lengths, fragments, addresses that no sender may have.
     dropped_malformed,
     /// Dropped: wrong checksum.

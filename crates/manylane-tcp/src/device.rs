@@ -66,7 +66,7 @@ impl<O: Output> TxToken for Space<'_, '_, O> {
         };
         let result = write(&mut space[start..start + length]);
         if let Some((length, sent)) = wire.edge.translate(space, length, wire.now) {
-            wire.out.send(length);
+            wire.out.send(length, wire.edge.flow.link());
             wire.sent = Some(sent);
         }
         result

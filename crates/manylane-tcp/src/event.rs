@@ -7,6 +7,22 @@ pub struct Id {
     pub(crate) generation: u32,
 }
 
+impl Id {
+    /// A number below that of the most connections there were at a time, which no other connection
+    /// has now: for tables.
+    #[must_use]
+    pub fn index(self) -> usize {
+        self.index as usize
+    }
+
+    /// An id of another kind of connections than those of a stack, with the number of its place and
+    /// how many connections had that.
+    #[must_use]
+    pub fn new(index: u32, generation: u32) -> Id {
+        Id { index, generation }
+    }
+}
+
 /// What happened to a connection since the last event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {

@@ -4,7 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 
 use manylane_wire::ipv4::{self, Ipv4, Ipv4Header};
-use manylane_wire::ipv6::{self, Ipv6, Ipv6Header};
+use manylane_wire::ipv6::{self, Ipv6Header};
+use manylane_wire::packet::Packet;
 use manylane_wire::tcp::{self, Flags, Options, Tcp, TcpHeader};
 
 use crate::flow::Flow;
@@ -40,9 +41,11 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// Reads a packet. `is_verified`: its checksums are known to be valid.
-    pub(crate) fn parse(packet: &[u8], is_verified: bool) -> Result<Segment, Unfit> {
-        let (source, destination, payload) = addresses(packet).ok_or(Unfit::Malformed)?;
+    /// Reads a packet that came over a link. `is_verified`: its checksums are known to be valid.
+    pub(crate) fn parse(packet: &[u8], link: u16, is_verified: bool) -> Result<Segment, Unfit> {
+        let Packet { source, destination, payload, .. } = Packet::parse(packet)
+            .filter(|packet| packet.protocol == tcp::PROTOCOL)
+            .ok_or(Unfit::Malformed)?;
         if !is_verified && !has_valid_ip_checksum(packet) {
             return Err(Unfit::Checksum);
         }
@@ -63,6 +66,7 @@ impl Segment {
             flow: Flow::new(
                 SocketAddr::new(destination, tcp.destination),
                 SocketAddr::new(source, tcp.source),
+                link,
             ),
             sequence: tcp.sequence,
             acknowledgment: tcp.acknowledgment,
@@ -86,8 +90,8 @@ impl Segment {
     }
 }
 
-/// What an ICMP error quotes of a packet of ours: its flow and its number. It may end behind the
-/// first eight bytes of TCP.
+/// What an ICMP error quotes of a packet of ours: its flow, without the link, and its number. It
+/// may end behind the first eight bytes of TCP.
 pub(crate) fn parse_quoted(packet: &[u8]) -> Option<(Flow, u32)> {
     let (source, destination, at): (IpAddr, IpAddr, usize) = match packet.first()? >> 4 {
         4 => {
@@ -106,25 +110,8 @@ pub(crate) fn parse_quoted(packet: &[u8]) -> Option<(Flow, u32)> {
     };
     let &[s0, s1, d0, d1, q0, q1, q2, q3] = packet.get(at..)?.first_chunk()?;
     let (local, remote) = (u16::from_be_bytes([s0, s1]), u16::from_be_bytes([d0, d1]));
-    let flow = Flow::new((source, local).into(), (destination, remote).into());
+    let flow = Flow::new((source, local).into(), (destination, remote).into(), 0);
     Some((flow, u32::from_be_bytes([q0, q1, q2, q3])))
-}
-
-/// Source, destination and payload of a packet that is TCP and no fragment.
-fn addresses(packet: &[u8]) -> Option<(IpAddr, IpAddr, &[u8])> {
-    match packet.first()? >> 4 {
-        4 => {
-            let ip = Ipv4::parse(packet).ok()?;
-            (ip.protocol == tcp::PROTOCOL && !ip.is_fragment()).then_some(())?;
-            Some((ip.source.into(), ip.destination.into(), ip.payload))
-        }
-        6 => {
-            let ip = Ipv6::parse(packet).ok()?;
-            (ip.next_header == tcp::PROTOCOL).then_some(())?;
-            Some((ip.source.into(), ip.destination.into(), ip.payload))
-        }
-        _ => None,
-    }
 }
 
 /// True if an IP header has no checksum, or a valid one (RFC 1122, section 3.2.1.2).
@@ -175,7 +162,7 @@ impl Control {
         let header = self.header();
         let Ok(length) = header.encoded_len() else { return false };
         let Some(length) = write_headers(space, &header, length, 0) else { return false };
-        out.send(length);
+        out.send(length, self.flow.link());
         true
     }
 

@@ -96,7 +96,7 @@ impl Stack {
         if local.is_ipv4() != remote.is_ipv4() {
             return Err(Error::Families);
         }
-        let flow = Flow::new(local, remote);
+        let flow = Flow::new(local, remote, 0);
         if self.core.table.find(&self.core.secret, &flow).is_some()
             || self.core.time_wait.has(&self.core.secret, &flow)
         {
@@ -108,9 +108,23 @@ impl Stack {
     /// Takes a packet, an IP header in front, and changes its headers. `is_verified`: its
     /// checksums are known to be valid.
     pub fn input(&mut self, now: Time, packet: &mut [u8], is_verified: bool, out: &mut impl Output) {
+        self.input_over(0, now, packet, is_verified, out);
+    }
+
+    /// The same, for a packet that came over a link (a VLAN) which the caller has given a number.
+    /// Connections that it begins go over that link: it is told to the output.
+    pub fn input_over(
+        &mut self,
+        link: u16,
+        now: Time,
+        packet: &mut [u8],
+        is_verified: bool,
+        out: &mut impl Output,
+    ) {
         let core = &mut self.core;
         core.counters.segments_in += 1;
-        let segment = match Segment::parse(packet, is_verified) {
+        core.link_max = core.link_max.max(link);
+        let segment = match Segment::parse(packet, link, is_verified) {
             Ok(segment) => segment,
             Err(Unfit::Malformed) => {
                 core.counters.dropped_malformed += 1;
@@ -138,9 +152,10 @@ impl Stack {
     /// shorter; a peer that cannot be reached ends a connection only while we ask for it.
     pub fn network_error(&mut self, error: NetworkError, quoted: &[u8]) {
         let core = &mut self.core;
-        let place = parse_quoted(quoted)
-            .and_then(|(flow, sequence)| Some((core.table.find(&core.secret, &flow)?, sequence)));
-        let Some((index, sequence)) = place else { return };
+        let Some((flow, sequence)) = parse_quoted(quoted) else { return };
+        // It may come over another link than the packet went.
+        let find = |link| core.table.find(&core.secret, &flow.over(link));
+        let Some(index) = (0..=core.link_max).find_map(find) else { return };
         match (error, core.table.phase_mut(index)) {
             (NetworkError::TooBig { mtu }, Some(Phase::Open(open))) => {
                 let is_news = open.edge.is_in_flight(sequence) && open.edge.limit(mtu);
@@ -212,11 +227,12 @@ impl Stack {
         taken
     }
 
-    /// True if the peer has sent its last byte, and all are read.
+    /// True if the peer has sent its last byte, and all are read. False if the connection is over:
+    /// it may have been cut off.
     #[must_use]
     pub fn is_at_end(&self, id: Id) -> bool {
         let place = self.core.table.place(id).and_then(|index| self.core.table.phase(index));
-        let Some(Phase::Open(open)) = place else { return true };
+        let Some(Phase::Open(open)) = place else { return false };
         open.endpoint
             .as_ref()
             .is_some_and(|endpoint| endpoint.readable() == 0 && endpoint.has_peer_finished())
@@ -239,6 +255,32 @@ impl Stack {
         open.wants_to_write |= taken < bytes.len();
         self.core.mark_ready(index);
         taken
+    }
+
+    /// Moves bytes that one connection has received into another one, as many as that has room for,
+    /// and returns their number. What is left stays received: if it was for want of room, an event
+    /// comes for `to` when there is some.
+    pub fn forward(&mut self, from: Id, to: Id, now: Time) -> usize {
+        let (Some(index), true) = (self.core.table.place(from), from != to) else { return 0 };
+        let Some(Phase::Open(open)) = self.core.table.phase_mut(index) else { return 0 };
+        let Some(mut endpoint) = open.endpoint.take() else { return 0 };
+        let mut moved = 0;
+        // They are in two pieces where the buffer ends.
+        for _ in 0..2 {
+            match endpoint.read(|bytes| if bytes.is_empty() { 0 } else { self.write(to, bytes, now) }) {
+                0 => break,
+                taken => moved += taken,
+            }
+        }
+        if let Some(Phase::Open(open)) = self.core.table.phase_mut(index) {
+            open.told_readable &= endpoint.readable() > 0 || endpoint.has_peer_finished();
+            open.endpoint = Some(endpoint);
+        }
+        if moved > 0 {
+            // The window has grown.
+            self.core.mark_ready(index);
+        }
+        moved
     }
 
     /// Nothing more is written: the peer gets FIN after the last byte. Reading goes on.
@@ -349,6 +391,11 @@ fn input_unknown(core: &mut Core, packet: &mut [u8], segment: &Segment, now: Tim
             }
             may_follow = handshake::may_follow_cookie(core, segment, now);
         }
+    }
+    // A SYN begins a connection, which no other stack has.
+    if kind != Flags::SYN.0 && out.pass_on(segment.flow.local(), segment.flow.link(), packet) {
+        core.counters.passed_on += 1;
+        return;
     }
     core.counters.dropped_unknown += 1;
     if !segment.has(Flags::RST) && !may_follow {

@@ -77,7 +77,7 @@ impl Output for Sink {
         self.space.get_mut(..length)
     }
 
-    fn send(&mut self, length: usize) {
+    fn send(&mut self, length: usize, _: u16) {
         assert!(length <= usize::from(CONFIG_MTU), "a packet of {length} bytes");
         let packet = &self.space[..length];
         let (source, destination, payload) = if packet[0] >> 4 == 4 {

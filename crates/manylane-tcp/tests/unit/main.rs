@@ -7,6 +7,7 @@ mod buffers;
 mod congestion;
 mod events;
 mod flood;
+mod forward;
 mod hostile;
 mod hostile_any;
 mod output;

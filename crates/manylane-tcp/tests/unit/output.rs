@@ -25,7 +25,7 @@ impl Output for Packets {
         (self.room > 0).then_some(space)
     }
 
-    fn send(&mut self, length: usize) {
+    fn send(&mut self, length: usize, _: u16) {
         self.room -= 1;
         self.sent.push_back(self.space[..length].to_vec());
     }

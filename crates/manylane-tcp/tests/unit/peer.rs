@@ -27,7 +27,7 @@ impl Output for Last {
         self.space.get_mut(..length)
     }
 
-    fn send(&mut self, length: usize) {
+    fn send(&mut self, length: usize, _: u16) {
         self.length = length;
     }
 }
