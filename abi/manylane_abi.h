@@ -61,12 +61,18 @@ struct ml_addr {
 	__u8 ip[16];
 };
 
-/* The key of a bound port; one entry for each local address of a wildcard. */
+/*
+ * The key of a bound port; one entry for each local address of a wildcard. TCP
+ * also has blocks of ports, for connections to others: `port` is the first one.
+ */
 struct ml_port {
 	struct ml_addr addr;
 	__be16 port;
-	__u16 pad;
+	__u8 protocol; /* IPPROTO_UDP or IPPROTO_TCP */
+	__u8 is_block;
 };
+/* Ports of a block, of which the first is a multiple of this; a power of two. */
+#define ML_PORT_BLOCK 256
 
 /*
  * A Bloom filter of our own addresses: its words, and the factor of its hash,
@@ -78,8 +84,8 @@ struct ml_port {
 /* The device of an XDP program. */
 struct ml_device {
 	__u8 mac[6];
-	__u16 pad;
-	__u32 longest; /* bytes of the longest frame that an XSK takes */
+	__u16 takes_tcp; /* 1 if a port of TCP is bound */
+	__u32 longest;	 /* bytes of the longest frame that an XSK takes */
 	__u32 pad2;
 	/* The Bloom filter of our own addresses. */
 	__u64 locals[ML_LOCAL_WORDS];
@@ -151,13 +157,13 @@ struct ml_filter_drops {
  * frames were left to the kernel or dropped. Each frame is counted once.
  */
 enum ml_xdp_count {
-	ML_XDP_REDIRECTED = 0,		/* to the XSK of a lane */
-	ML_XDP_OTHER_MAC = 1,		/* not to this device's own address */
-	ML_XDP_OTHER_VLAN = 2,		/* a VLAN that no lane takes */
-	ML_XDP_NOT_UDP = 3,		/* not IP, or not UDP */
+	ML_XDP_REDIRECTED = 0, /* to the XSK of a lane */
+	ML_XDP_OTHER_MAC = 1,  /* not to this device's own address */
+	ML_XDP_OTHER_VLAN = 2, /* a VLAN that no lane takes */
+	ML_XDP_NOT_UDP = 3,    /* not IP, not UDP, nor TCP to be taken */
 	ML_XDP_FRAGMENT_OR_OPTIONS = 4, /* fragment, options, extensions */
 	ML_XDP_PARTIAL_CHECKSUM = 5,	/* checksum looks partial: maybe GSO */
-	ML_XDP_NO_PORT = 6,    /* UDP, but to no bound address and port */
+	ML_XDP_NO_PORT = 6,		/* to no bound address and port */
 	ML_XDP_BAD_SOURCE = 7, /* from an address that cannot be answered */
 	ML_XDP_TOO_LONG = 8,   /* longer than a frame of an XSK */
 	ML_XDP_NO_LANE = 9,    /* a queue that no lane serves */
@@ -196,7 +202,10 @@ ML_ASSERT(sizeof(struct ml_load) == 128);
 ML_ASSERT(offsetof(struct ml_load, received) == 64);
 ML_ASSERT(sizeof(struct ml_port) == 20);
 ML_ASSERT(offsetof(struct ml_port, port) == 16);
+ML_ASSERT(offsetof(struct ml_port, protocol) == 18);
+ML_ASSERT(offsetof(struct ml_port, is_block) == 19);
 ML_ASSERT(sizeof(struct ml_device) == 48);
+ML_ASSERT(offsetof(struct ml_device, takes_tcp) == 6);
 ML_ASSERT(offsetof(struct ml_device, longest) == 8);
 ML_ASSERT(offsetof(struct ml_device, locals) == 16);
 ML_ASSERT(sizeof(struct ml_limit) == 48);

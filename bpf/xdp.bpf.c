@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR MIT */
 /*
- * The XDP program of one device: redirects UDP datagrams to a bound address to
- * the XSK of their queue, and passes everything else to the kernel.
+ * The XDP program of one device: redirects UDP datagrams and TCP segments to a
+ * bound address to the XSK of their queue, and passes everything else to the
+ * kernel.
  *
  * It decides by headers alone, and drops only what the socket's filter rejects
- * (filter.h). Frames that it cannot parse are passed: the lane's companion
- * socket receives them from the kernel. A hint on a redirected frame tells that
- * lengths and checksums are valid (rx_hint.h). The lane verifies frames without
- * a hint, and counts invalid ones.
+ * (filter.h), and segments that no lane can receive: the kernel does not have
+ * their connection, and would reset it. Frames that it cannot parse are passed:
+ * the lane's companion socket receives them from the kernel. A hint on a
+ * redirected datagram tells that lengths and checksums are valid (rx_hint.h).
+ * The lane verifies frames without a hint, and counts invalid ones.
  */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -27,6 +29,7 @@ const volatile __u8 ml_may_be_partial;
 
 #define IP_FRAGMENT 0x3fff /* more fragments, or an offset */
 #define VLAN_ID 0x0fff
+#define PORT_BLOCK_MASK bpf_htons((__u16) ~(ML_PORT_BLOCK - 1))
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -35,7 +38,7 @@ struct {
 	__type(value, struct ml_device);
 } ml_device SEC(".maps");
 
-/* Bound address and port to the number of the socket. */
+/* Bound address, protocol and port to the number of the socket. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4096);
@@ -96,6 +99,12 @@ static __always_inline int pass(__u32 reason)
 	return verdict(reason, XDP_PASS);
 }
 
+/* The action for what is ours, but no lane can receive. */
+static __always_inline int unreceived(const struct ml_port *to)
+{
+	return to->protocol == IPPROTO_TCP ? XDP_DROP : XDP_PASS;
+}
+
 /* 1: to the device's own address; other frames of promiscuous mode are passed. */
 static __always_inline int is_to_device(const struct ethhdr *eth,
 					const struct ml_device *device)
@@ -154,15 +163,26 @@ static __always_inline void map_ip4(struct ml_addr *addr, __be32 ip)
 	words[3] = ip;
 }
 
-/* 3: addresses, if the packet is a plain UDP datagram; else why it is not. */
-static __always_inline int read_ip4(void **at, void *end, struct ml_addr *from,
-				    struct ml_addr *to)
+static __always_inline int is_taken(const struct ml_device *device,
+				    __u8 protocol)
+{
+	return protocol == IPPROTO_UDP ||
+	       (protocol == IPPROTO_TCP && device->takes_tcp);
+}
+
+/*
+ * 3: addresses and protocol, if the packet is a plain UDP datagram or TCP
+ * segment; else why it is not.
+ */
+static __always_inline int read_ip4(const struct ml_device *device, void **at,
+				    void *end, struct ml_addr *from,
+				    struct ml_port *to)
 {
 	struct iphdr *ip = *at;
 	__u32 source;
 
 	if ((void *)(ip + 1) > end || ip->version != 4 ||
-	    ip->protocol != IPPROTO_UDP)
+	    !is_taken(device, ip->protocol))
 		return ML_XDP_NOT_UDP;
 	if (ip->ihl != 5 || (ip->frag_off & bpf_htons(IP_FRAGMENT)))
 		return ML_XDP_FRAGMENT_OR_OPTIONS;
@@ -171,19 +191,21 @@ static __always_inline int read_ip4(void **at, void *end, struct ml_addr *from,
 	if (source >> 24 == 0 || source >> 24 == 127 || source >> 28 >= 14)
 		return ML_XDP_BAD_SOURCE;
 	map_ip4(from, ip->saddr);
-	map_ip4(to, ip->daddr);
+	map_ip4(&to->addr, ip->daddr);
+	to->protocol = ip->protocol;
 	*at = ip + 1;
 	return 0;
 }
 
-static __always_inline int read_ip6(void **at, void *end, struct ml_addr *from,
-				    struct ml_addr *to)
+static __always_inline int read_ip6(const struct ml_device *device, void **at,
+				    void *end, struct ml_addr *from,
+				    struct ml_port *to)
 {
 	struct ipv6hdr *ip = *at;
 
 	if ((void *)(ip + 1) > end || ip->version != 6)
 		return ML_XDP_NOT_UDP;
-	if (ip->nexthdr != IPPROTO_UDP) {
+	if (!is_taken(device, ip->nexthdr)) {
 		/* The kernel parses extension headers, which UDP may follow. */
 		return ip->nexthdr == IPPROTO_TCP ||
 				       ip->nexthdr == IPPROTO_ICMPV6 ?
@@ -198,7 +220,8 @@ static __always_inline int read_ip6(void **at, void *end, struct ml_addr *from,
 	if ((__u8)(ip->saddr.s6_addr[0] + 2) <= 2)
 		return ML_XDP_BAD_SOURCE;
 	__builtin_memcpy(from->ip, &ip->saddr, sizeof(from->ip));
-	__builtin_memcpy(to->ip, &ip->daddr, sizeof(to->ip));
+	__builtin_memcpy(to->addr.ip, &ip->daddr, sizeof(to->addr.ip));
+	to->protocol = ip->nexthdr;
 	*at = ip + 1;
 	return 0;
 }
@@ -219,12 +242,17 @@ static __always_inline int is_local(const struct ml_device *device,
 
 /* 4: the socket, unless the source cannot be answered. */
 static __always_inline int find_socket(const struct ml_device *device,
-				       const struct ml_port *to,
+				       struct ml_port *to,
 				       const struct ml_addr *from,
 				       __u32 sockets, __u32 *number)
 {
 	__u32 *socket = bpf_map_lookup_elem(&ml_ports, to);
 
+	if (!socket && to->protocol == IPPROTO_TCP) {
+		to->port &= PORT_BLOCK_MASK;
+		to->is_block = 1;
+		socket = bpf_map_lookup_elem(&ml_ports, to);
+	}
 	if (!socket || *socket >= ML_SOCKETS_MAX)
 		return ML_XDP_NO_PORT;
 	if (!(sockets >> *socket & 1))
@@ -240,7 +268,8 @@ static __always_inline int find_socket(const struct ml_device *device,
  * behind one header) that a device was to segment. The program cannot see that,
  * but the checksum is partial: the sum of the pseudo header alone. So is the
  * finished checksum of one frame in 65,535, which is passed, too: verifying it
- * would accept one in as many GSO messages as a datagram.
+ * would accept one in as many GSO messages as a datagram. Not so for TCP: there
+ * a GSO message is a longer segment, which a lane can receive.
  */
 static __always_inline int is_partial(const struct ml_addr *from,
 				      const struct ml_addr *to,
@@ -284,13 +313,14 @@ static __always_inline int take(struct xdp_md *ctx, __u64 length)
 	if (!type)
 		return pass(ML_XDP_OTHER_VLAN);
 	if (type == bpf_htons(ETH_P_IP))
-		reason = read_ip4(&at, end, &from, &to.addr);
+		reason = read_ip4(device, &at, end, &from, &to);
 	else if (type == bpf_htons(ETH_P_IPV6))
-		reason = read_ip6(&at, end, &from, &to.addr);
+		reason = read_ip6(device, &at, end, &from, &to);
 	else
 		reason = ML_XDP_NOT_UDP;
 	if (reason)
 		return pass(reason);
+	/* The ports of TCP are in the same place. */
 	udp = at;
 	if ((void *)(udp + 1) > end)
 		return pass(ML_XDP_NOT_UDP);
@@ -302,18 +332,19 @@ static __always_inline int take(struct xdp_md *ctx, __u64 length)
 	reason = check_filter(socket, type == bpf_htons(ETH_P_IPV6), &from);
 	if (reason)
 		return verdict(reason, XDP_DROP);
-	if (is_partial(&from, &to.addr, udp))
+	if (to.protocol == IPPROTO_UDP && is_partial(&from, &to.addr, udp))
 		return pass(ML_XDP_PARTIAL_CHECKSUM);
 	/* 7: an XSK would drop packets longer than its frames. */
 	if (length > device->longest)
-		return pass(ML_XDP_TOO_LONG);
+		return verdict(ML_XDP_TOO_LONG, unreceived(&to));
 	/* 8: to the lane of this queue; if there is none, to the kernel. */
 	index = socket * ML_QUEUES_MAX + ctx->rx_queue_index;
 	if (ctx->rx_queue_index >= ML_QUEUES_MAX ||
 	    bpf_redirect_map(&ml_xsks, index, XDP_PASS) != XDP_REDIRECT)
-		return pass(ML_XDP_NO_LANE);
+		return verdict(ML_XDP_NO_LANE, unreceived(&to));
 	/* 9: the hint, which saves the lane the verification. */
-	ml_write_rx_hint(ctx);
+	if (to.protocol == IPPROTO_UDP)
+		ml_write_rx_hint(ctx);
 	return verdict(ML_XDP_REDIRECTED, XDP_REDIRECT);
 }
 

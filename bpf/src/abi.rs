@@ -43,8 +43,14 @@ pub const QUEUES_MAX: u32 = 128;
 pub const SOCKETS_MAX: u32 = 16;
 
 /// A bound address and port (`struct ml_port`), as bytes: mapped IPv6 address, port in network
-/// order, zeroes.
+/// order, protocol, 1 for a block of ports.
 pub type PortKey = [u8; 20];
+/// UDP in a [`PortKey`] (`IPPROTO_UDP`).
+pub const PROTOCOL_UDP: u8 = 17;
+/// TCP in a [`PortKey`] (`IPPROTO_TCP`).
+pub const PROTOCOL_TCP: u8 = 6;
+/// Ports of a block; the first is a multiple of this.
+pub const PORT_BLOCK: u16 = 256;
 /// An address (`struct ml_addr`); IPv4 is mapped.
 pub type AddrKey = [u8; 16];
 /// Words of the Bloom filter of a device.
@@ -57,6 +63,8 @@ const LOCAL_FACTOR: u32 = 0x9e37_79b1;
 pub struct Device {
     /// Hardware address.
     pub mac: [u8; 6],
+    /// A port of TCP is bound.
+    pub takes_tcp: bool,
     /// Bytes of the longest frame that an XSK receives.
     pub longest: u32,
     /// A Bloom filter of the addresses in `ml_locals`.
@@ -78,7 +86,8 @@ impl Device {
     #[must_use]
     pub fn to_words(&self) -> DeviceWords {
         let ([a, b, c, d, e, f], [g, h, i, j]) = (self.mac, self.longest.to_ne_bytes());
-        let head = [[a, b, c, d, e, f, 0, 0], [g, h, i, j, 0, 0, 0, 0]].map(u64::from_ne_bytes);
+        let [tcp0, tcp1] = u16::from(self.takes_tcp).to_ne_bytes();
+        let head = [[a, b, c, d, e, f, tcp0, tcp1], [g, h, i, j, 0, 0, 0, 0]].map(u64::from_ne_bytes);
         let mut words = [0; size_of::<DeviceWords>() / 8];
         words[..2].copy_from_slice(&head);
         words[2..].copy_from_slice(&self.locals);
@@ -180,13 +189,13 @@ pub const XDP_COUNTS: [(&str, &str); 12] = [
     ("redirected", "Redirected to the queue of a lane."),
     ("other_mac", "Left to the kernel: not to the device's own hardware address."),
     ("other_vlan", "Left to the kernel: a VLAN that the socket does not name."),
-    ("not_udp", "Left to the kernel: not IP, not UDP, or headers cut off."),
+    ("not_udp", "Left to the kernel: not IP, not UDP (or TCP, if lanes take it), or headers cut off."),
     ("fragment_or_options", "Left to the kernel: a fragment, IPv4 options, or IPv6 extension headers."),
     ("partial_checksum", "Left to the kernel: the checksum looks partial, so it may be a GSO message."),
     ("no_port", "Left to the kernel: no socket has the address and port."),
     ("bad_source", "Left to the kernel: from an address that cannot be answered, or of this machine."),
-    ("too_long", "Left to the kernel: longer than a lane's queue receives."),
-    ("no_lane", "Left to the kernel: no lane serves the queue."),
+    ("too_long", "Left to the kernel, or dropped if TCP: longer than a lane's queue receives."),
+    ("no_lane", "Left to the kernel, or dropped if TCP: no lane serves the queue."),
     ("denied", "Dropped by the filter: from a denied prefix."),
     ("limited", "Dropped by the filter: over a limit."),
 ];
@@ -197,7 +206,8 @@ mod tests {
 
     #[test]
     fn a_device_is_written_as_the_program_reads_it() {
-        let mut device = Device { mac: [1, 2, 3, 4, 5, 6], longest: 0x0102_0304, ..Device::default() };
+        let mut device =
+            Device { mac: [1, 2, 3, 4, 5, 6], takes_tcp: true, longest: 0x0102_0304, ..Device::default() };
         let mut address: AddrKey = [0; 16];
         device.add_local(&address);
         assert_eq!(device.locals, [1, 0, 0, 0]);
@@ -206,7 +216,8 @@ mod tests {
         device.add_local(&address);
         assert_eq!(device.locals, [1, 0, 1 << (158 - 128), 0]);
         let bytes = device.to_words().map(u64::to_ne_bytes).concat();
-        assert_eq!(bytes[..8], [1, 2, 3, 4, 5, 6, 0, 0]);
+        assert_eq!(bytes[..6], [1, 2, 3, 4, 5, 6]);
+        assert_eq!(bytes[6..8], 1_u16.to_ne_bytes());
         assert_eq!(bytes[8..12], 0x0102_0304_u32.to_ne_bytes());
         assert_eq!(bytes[16..24], 1_u64.to_ne_bytes());
     }

@@ -71,8 +71,17 @@ impl Builder {
     /// # Errors
     /// [`ErrorKind::Address`] if the address does not parse or resolve.
     pub fn new(addr: impl ToSocketAddrs) -> Result<Self> {
-        let addr = addr
-            .to_socket_addrs()
+        Self::resolve(addr).map(Self::at)
+    }
+
+    /// Starts with an address.
+    pub(crate) fn at(addr: SocketAddr) -> Self {
+        Self { config: Config::new(addr), lanes: None, gro: None, limits: Vec::new(), rules: Vec::new() }
+    }
+
+    /// The first address that a text stands for.
+    pub(crate) fn resolve(addr: impl ToSocketAddrs) -> Result<SocketAddr> {
+        addr.to_socket_addrs()
             .map_err(|err| {
                 Error::with(
                     ErrorKind::Address,
@@ -81,8 +90,7 @@ impl Builder {
                 )
             })?
             .next()
-            .ok_or_else(|| Error::new(ErrorKind::Address, "the name resolves to no address"))?;
-        Ok(Self { config: Config::new(addr), lanes: None, gro: None, limits: Vec::new(), rules: Vec::new() })
+            .ok_or_else(|| Error::new(ErrorKind::Address, "the name resolves to no address"))
     }
 
     /// Number of lanes, 1 to 256. Default: one for each CPU that the process may use (its CPU

@@ -52,6 +52,7 @@ mod service;
 mod skip;
 mod socket;
 mod steer;
+pub mod tcp;
 mod text_form;
 mod vlan;
 mod wait;

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use manylane_wire::ethernet::{self, ether_type};
+
 use crate::error::{Error, ErrorKind, Result};
 
 /// One VLAN tag (IEEE 802.1Q), or two (802.1ad).
@@ -34,6 +36,15 @@ impl Vlan {
         match self.inner {
             Some(inner) => u32::from(self.outer) << 16 | u32::from(inner),
             None => self.outer.into(),
+        }
+    }
+
+    /// The tags of a frame in it: of IEEE 802.1ad, if there are two.
+    pub(crate) fn tags(self) -> [Option<ethernet::Vlan>; 2] {
+        let tag = |ether_type, tci| Some(ethernet::Vlan { ether_type, tci });
+        match self.inner {
+            Some(inner) => [tag(ether_type::SERVICE_VLAN, self.outer), tag(ether_type::VLAN, inner)],
+            None => [tag(ether_type::VLAN, self.outer), None],
         }
     }
 }

@@ -2,10 +2,11 @@
 //! the kernel there does not have.
 
 use std::collections::{HashMap, VecDeque};
-use std::net::{IpAddr, SocketAddr};
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use manylane_sys::packet::PacketSocket;
@@ -189,7 +190,7 @@ impl Output for Link {
         self.space.get_mut(ethernet::HEADER_LEN..ethernet::HEADER_LEN + length)
     }
 
-    fn send(&mut self, length: usize) {
+    fn send(&mut self, length: usize, _: u16) {
         let ethertype = ETHERTYPES[usize::from(self.ip.is_ipv6())];
         self.space[..6].copy_from_slice(&self.peer_mac.0);
         self.space[6..12].copy_from_slice(&self.mac.0);
@@ -321,4 +322,47 @@ impl Lane {
             stack.shutdown(id, now);
         }
     }
+}
+
+/// Bytes that differ by connection and by place.
+pub(crate) fn pattern(connection: usize, length: usize) -> Vec<u8> {
+    let mut state = connection as u64 + 1;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as u8
+    };
+    (0..length).map(|_| next()).collect()
+}
+
+/// Sends `length` bytes to an echo server, closes that direction, and expects them back.
+pub(crate) fn exchange(mut stream: TcpStream, connection: usize, length: usize) {
+    stream.set_read_timeout(Some(Duration::from_secs(100))).unwrap();
+    let bytes = pattern(connection, length);
+    let mut writer = stream.try_clone().unwrap();
+    let echoed = thread::scope(|scope| {
+        scope.spawn(|| {
+            writer.write_all(&bytes).unwrap();
+            writer.shutdown(Shutdown::Write).unwrap();
+        });
+        let mut echoed = Vec::new();
+        stream.read_to_end(&mut echoed).unwrap();
+        echoed
+    });
+    assert!(echoed == bytes, "connection {connection}: {} of {length} bytes, or others", echoed.len());
+}
+
+/// Clients of the kernel, each on a thread with this many connections at a time.
+pub(crate) fn kernel_clients(client: &Host, server: SocketAddr, threads: usize, each: usize, length: usize) {
+    client.run(|| {
+        thread::scope(|scope| {
+            for number in 0..threads {
+                scope.spawn(move || {
+                    let streams: Vec<_> = (0..each).map(|_| TcpStream::connect(server).unwrap()).collect();
+                    for (at, stream) in streams.into_iter().enumerate() {
+                        exchange(stream, number * each + at, length);
+                    }
+                });
+            }
+        });
+    });
 }

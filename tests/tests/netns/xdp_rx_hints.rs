@@ -56,6 +56,7 @@ impl AttachedProgram {
             let mut key = [0; size_of::<abi::PortKey>()];
             key[..16].copy_from_slice(&ip.octets());
             key[16..18].copy_from_slice(&PORT.to_be_bytes());
+            key[18] = abi::PROTOCOL_UDP;
             ports.insert(key, 0, 0).unwrap();
         }
         let mut tags: HashMap<_, u32, u32> = program.take_map("ml_vlans").unwrap().try_into().unwrap();

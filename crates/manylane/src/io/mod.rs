@@ -62,7 +62,7 @@ use self::batch::Batch;
 use self::lane_io::LaneIo;
 use self::mmsg::{MmsgEngine, MmsgIo};
 use self::uring::{UringEngine, UringIo};
-use self::xdp::{XdpControl, XdpIo};
+use self::xdp::XdpIo;
 use crate::config::{Config, Engine, FILTER_REFUSED};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -74,6 +74,7 @@ pub use self::filter::FilterHandle;
 pub(crate) use self::lane_io::RecvSummary;
 pub(crate) use self::transport::{Replies, Transport};
 pub use self::xdp::leasing::{LeasedRing, LeasedRings, Lessor};
+pub(crate) use self::xdp::{Ports, XdpControl, packets};
 
 /// The engine to use for the one that the user named, and its substitute where it cannot be used.
 pub(crate) fn select(config: &Config) -> (Engine, Option<Engine>) {
@@ -108,7 +109,7 @@ pub(crate) fn open(config: &Config, addr: SocketAddr) -> Result<Arc<dyn SocketEn
     Ok(match config.engine {
         Engine::Auto | Engine::Mmsg => Arc::new(MmsgEngine),
         Engine::Uring => Arc::new(UringEngine::default()),
-        Engine::Xdp => XdpControl::open(config, addr)?,
+        Engine::Xdp => XdpControl::open(config, Ports::Udp { bound: addr, only_v6: config.only_v6 })?,
     })
 }
 

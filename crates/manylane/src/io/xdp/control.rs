@@ -22,13 +22,14 @@ mod engine;
 mod open_queue;
 mod state;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use manylane_sys::device as sys;
 use manylane_sys::xsk::{Mode, QueueOptions};
+use manylane_wire::ethernet;
 
 use self::open_queue::open_queue;
 use self::state::{AssignedQueue, State};
@@ -36,6 +37,7 @@ use super::checks;
 use super::device::{AttachMode, Device};
 use super::lane_queue::{LaneQueue, QueueId};
 use super::mailbox::Mailbox;
+use super::ports::Ports;
 use super::route::{Change, Reader, Routes};
 use crate::capture::listener::CaptureListener;
 use crate::capture::tap::Tap;
@@ -66,8 +68,9 @@ enum DeviceSelection {
 
 /// The XDP side of a socket.
 pub(crate) struct XdpControl {
+    ports: Ports,
+    /// The address of a UDP socket.
     pub(super) bound_addr: SocketAddr,
-    only_v6: bool,
     /// Datagrams carry ECN.
     pub(super) ecn: bool,
     /// Maximum packets of a batch.
@@ -86,11 +89,11 @@ pub(crate) struct XdpControl {
 
 impl XdpControl {
     /// Finds the devices and attaches the program to them. It takes no frames yet.
-    pub(crate) fn open(config: &Config, bound: SocketAddr) -> Result<Arc<Self>> {
+    pub(crate) fn open(config: &Config, ports: Ports) -> Result<Arc<Self>> {
         let routes = Routes::start()?;
         let mut plane = Self {
-            bound_addr: bound,
-            only_v6: config.only_v6,
+            bound_addr: ports.udp().unwrap_or((Ipv4Addr::UNSPECIFIED, 0).into()),
+            ports,
             ecn: config.ecn,
             batch: config.batch,
             busy_poll: config.wait.busy_poll_time(),
@@ -105,7 +108,7 @@ impl XdpControl {
         let why = plane.attach(&mut plane.state(), true)?;
         if plane.state().devices.is_empty() {
             return Err(why.unwrap_or_else(|| {
-                let ip = plane.bound_addr.ip();
+                let ip = plane.ports.address();
                 let message = format!(
                     "no Ethernet device that is up has the address {ip}: name one with xdp_devices()"
                 );
@@ -124,7 +127,7 @@ impl XdpControl {
     }
 
     fn select_devices(&self) -> DeviceSelection {
-        let bound = self.bound_addr.ip().to_canonical();
+        let bound = self.ports.address().to_canonical();
         match &self.options.devices {
             Some(names) => DeviceSelection::Named(names.clone()),
             // An address that is on no device may be reached over any of them.
@@ -246,16 +249,51 @@ impl XdpControl {
 
     /// Opens the capture socket, unless captures are off. A failure only disables captures.
     fn open_capture(&self) -> Option<CaptureListener> {
+        let bound = self.ports.udp().filter(|_| self.options.capture)?;
         let about = |(device, _): &(Arc<Device>, SocketIndex)| (device.index, device.name.clone());
-        let open =
-            || CaptureListener::open(self.bound_addr, self.state().devices.iter().map(about).collect());
-        let told = |err| log::warn!("'manylane capture' cannot capture {}: {err}", self.bound_addr);
-        self.options.capture.then(|| open().map_err(told).ok()).flatten()
+        let open = CaptureListener::open(bound, self.state().devices.iter().map(about).collect());
+        open.map_err(|err| log::warn!("'manylane capture' cannot capture {bound}: {err}")).ok()
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         // Every critical section leaves valid state, so a poisoned lock can be used.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Number of queues of all devices.
+    pub(crate) fn queue_count(&self) -> usize {
+        self.state().queue_count()
+    }
+
+    /// Length of the longest IP packet that all devices and the frames of queues allow.
+    pub(crate) fn packet_len_max(&self) -> u16 {
+        let of_frames = FRAME_SIZE - HEADROOM_BYTES - ethernet::HEADER_LEN as u32;
+        let state = self.state();
+        let mtus = state.devices.iter().filter_map(|(device, _)| sys::mtu(&device.name).ok());
+        mtus.fold(of_frames, u32::min).try_into().unwrap_or(u16::MAX)
+    }
+
+    /// An error that names a receive queue without a lane, if there is one: the kernel would get
+    /// its packets.
+    pub(crate) fn check_all_queues_served(&self) -> Result<()> {
+        let state = self.state();
+        for (device, _) in &state.devices {
+            let asking = |err| Error::system(format!("querying {}", device.name), err);
+            let queues = sys::queues(&device.name).map_err(asking)?.receive;
+            let is_served = |queue| {
+                let is_it =
+                    |served: &&AssignedQueue| served.queue == queue && Arc::ptr_eq(&served.device, device);
+                state.assigned.iter().any(|served| is_it(&served))
+            };
+            if let Some(queue) = (0..queues).find(|queue| !is_served(*queue)) {
+                let message = format!(
+                    "{} queue {queue} has no lane, because another socket of this process has it, or because the device has fewer queues to send by: TCP needs all queues ('ethtool -L')",
+                    device.name
+                );
+                return Err(Error::new(ErrorKind::Unsupported, message));
+            }
+        }
+        Ok(())
     }
 
     /// Adds a lane that can be assigned queues.
@@ -423,9 +461,8 @@ impl XdpControl {
         let mut first = Ok(());
         for (device, number) in &state.devices {
             let leaves_ip4 = !self.has_named_devices() && device.has_strict_rp_filter(&locals);
-            let addresses =
-                checks::steered_addrs(self.bound_addr.ip(), self.only_v6, device.index, leaves_ip4, &locals);
-            first = first.and(device.bind(*number, self.bound_addr.port(), &addresses, &not_from));
+            let ports = self.ports.keys(device.index, leaves_ip4, &locals);
+            first = first.and(device.bind(*number, &ports, &not_from));
         }
         first
     }

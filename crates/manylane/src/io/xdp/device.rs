@@ -26,6 +26,7 @@ use manylane_sys::xsk::{OpenError, Queue, QueueOptions, Step, WeakQueue};
 
 pub(crate) use super::checks::AttachMode;
 use super::checks::{self, BlockedSources};
+use super::ports::{addr_key, is_tcp};
 use super::route::LocalState;
 use crate::bpf_load::bpf_error;
 use crate::error::{Error, ErrorKind, Result};
@@ -99,6 +100,13 @@ impl DeviceMaps {
     ) -> std::result::Result<(), MapError> {
         let mut device = abi::Device { locals: Default::default(), ..self.described };
         addresses.for_each(|key| device.add_local(key));
+        if device == self.described { Ok(()) } else { self.describe(device) }
+    }
+
+    /// Tells the program whether a port of TCP is bound.
+    fn update_takes_tcp(&mut self) -> std::result::Result<(), MapError> {
+        let takes_tcp = self.ports.keys().flatten().any(|key| is_tcp(&key));
+        let device = abi::Device { takes_tcp, ..self.described };
         if device == self.described { Ok(()) } else { self.describe(device) }
     }
 
@@ -366,6 +374,8 @@ impl Device {
             // It exists: nothing else removes it.
             let _ = maps.ports.remove(&key);
         }
+        // If it fails, segments are looked up in vain.
+        let _ = maps.update_takes_tcp();
     }
 
     /// Unregisters a socket: frees its number, and removes everything that leads to it.
@@ -390,23 +400,26 @@ impl Device {
         let _ = self.maps().xsks.unset(socket * abi::QUEUES_MAX + queue);
     }
 
-    /// Makes exactly `addresses` with `port` lead to `socket`, and excludes datagrams with a
-    /// source in `blocked`. After an error some addresses are missing. No stale one is left,
-    /// because the steps that can fail are last.
+    /// Makes exactly `ports` lead to `socket`, and excludes packets with a source in `blocked`.
+    /// After an error some addresses are missing. No stale one is left, because the steps that can
+    /// fail are last.
     pub(super) fn bind(
         &self,
         socket: SocketIndex,
-        port: u16,
-        addresses: &[IpAddr],
+        ports: &HashSet<abi::PortKey>,
         blocked: &BlockedSources,
     ) -> Result<()> {
         let mut maps = self.maps();
         let wrong = |err| bpf_error(&self.name, "cannot write a socket's addresses to the eBPF map", err);
-        let ports: HashSet<abi::PortKey> = addresses.iter().map(|&ip| port_key(ip, port)).collect();
         let keys = |ips: &[IpAddr]| ips.iter().map(|&ip| addr_key(ip)).collect::<HashSet<abi::AddrKey>>();
         let (locals, down) = (keys(&blocked.addresses), keys(&blocked.down_addresses));
         let led: Vec<(abi::PortKey, SocketIndex)> =
             maps.ports.iter().filter_map(std::result::Result::ok).collect();
+        if let Some((key, _)) = led.iter().find(|(key, to)| *to != socket && ports.contains(key)) {
+            let port = u16::from_be_bytes([key[16], key[17]]);
+            let message = format!("{}: another socket of this process has port {port}", self.name);
+            return Err(Error::new(ErrorKind::InUse, message));
+        }
         for (key, _) in led.iter().filter(|(key, to)| *to == socket && !ports.contains(key)) {
             // It exists: nothing else removes it.
             let _ = maps.ports.remove(key);
@@ -425,13 +438,14 @@ impl Device {
                 let _ = maps.locals.remove(down_there.next().ok_or_else(|| wrong(err))?);
             }
         }
-        for key in &ports {
+        for key in ports {
             maps.ports.insert(key, socket, 0).map_err(wrong)?;
         }
         // Stops where there is no more room.
         let mut more = down.iter().filter(|key| !locals.contains(*key) && !there.contains(*key));
         let _ = more.try_for_each(|key| maps.locals.insert(key, 0, 0));
-        maps.set_local_filter(locals.iter().chain(&down)).map_err(wrong)
+        maps.set_local_filter(locals.iter().chain(&down)).map_err(wrong)?;
+        maps.update_takes_tcp().map_err(wrong)
     }
 
     /// Number of addresses that lead to a socket.
@@ -458,18 +472,4 @@ impl Device {
 
 fn mac_to_u64([a, b, c, d, e, f]: [u8; 6]) -> u64 {
     u64::from_be_bytes([0, 0, a, b, c, d, e, f])
-}
-
-fn addr_key(ip: IpAddr) -> abi::AddrKey {
-    match ip {
-        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-        IpAddr::V6(ip) => ip.octets(),
-    }
-}
-
-fn port_key(ip: IpAddr, port: u16) -> abi::PortKey {
-    let mut key = [0; size_of::<abi::PortKey>()];
-    key[..16].copy_from_slice(&addr_key(ip));
-    key[16..18].copy_from_slice(&port.to_be_bytes());
-    key
 }

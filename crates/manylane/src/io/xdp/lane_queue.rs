@@ -34,7 +34,8 @@ impl LaneQueue {
         Self { id, xsk, device, number, waiting: 0, is_closing: false }
     }
 
-    /// Receives a batch; returns the number of frames, and the counts of the valid ones.
+    /// Receives a batch of datagrams; returns the number of frames, and the counts of the valid
+    /// ones.
     #[inline]
     pub(super) fn receive(
         &mut self,
@@ -45,14 +46,21 @@ impl LaneQueue {
         cells: &Cells,
     ) -> (usize, RecvSummary) {
         // `read` has an element for each frame.
-        let frames = self.xsk.receive(frames_max.min(read.len()));
+        let frames = self.receive_frames(frames_max.min(read.len()), tap);
         if frames == 0 {
             return (0, RecvSummary::default());
         }
-        if tap.is_active() {
+        (frames, self.validate(&mut read[..frames], datagram_size, cells))
+    }
+
+    /// Receives a batch of frames without reading them; returns their number.
+    #[inline]
+    pub(super) fn receive_frames(&mut self, frames_max: usize, tap: &mut Tap) -> usize {
+        let frames = self.xsk.receive(frames_max);
+        if frames > 0 && tap.is_active() {
             self.capture(frames, tap);
         }
-        (frames, self.validate(&mut read[..frames], datagram_size, cells))
+        frames
     }
 
     /// Records the frames of the batch as they were on the wire: without rx hints.

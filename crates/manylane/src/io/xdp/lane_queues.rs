@@ -99,8 +99,8 @@ const CLOSE_FLUSHES_MAX: u32 = 1000;
 const EVENTS_MAX: usize = 8;
 
 impl LaneQueues {
-    /// A lane without queues. The readiness of its `companion` wakes it, too.
-    pub(super) fn new(control: Arc<XdpControl>, lane: LaneId, companion: BorrowedFd<'_>) -> Result<Self> {
+    /// A lane without queues. The readiness of `others` (a companion) wakes it, too.
+    pub(super) fn new(control: Arc<XdpControl>, lane: LaneId, others: &[BorrowedFd<'_>]) -> Result<Self> {
         let failed = |err| Error::system("creating an epoll instance for a lane", err);
         let epoll = Epoll::new(EVENTS_MAX).map_err(failed)?;
         if let Some(time) = control.busy_poll {
@@ -108,7 +108,7 @@ impl LaneQueues {
                 .busy_poll(time, busy_poll::BUDGET_PACKETS)
                 .map_err(|err| Error::system("EPIOCSPARAMS", err))?;
         }
-        epoll.add(&companion, KERNEL_SOCKET).map_err(failed)?;
+        others.iter().try_for_each(|other| epoll.add(other, KERNEL_SOCKET)).map_err(failed)?;
         let unsent = UnsentTimer::new().map_err(|err| Error::system("creating a timer for a lane", err))?;
         epoll.add(&unsent, UNSENT_TIMER).map_err(failed)?;
         let mailbox = Arc::new(Mailbox::new(epoll.handle().map_err(failed)?));
@@ -247,6 +247,34 @@ impl LaneQueues {
         RecvSummary::default()
     }
 
+    /// Receives a batch of frames from the next queue that has some, without reading them; returns
+    /// their number.
+    pub(super) fn receive_frames(&mut self, frames_max: usize) -> usize {
+        self.current = None;
+        if self.mailbox.has_mail() {
+            self.process_mailbox();
+        }
+        self.tap.refresh();
+        for _ in 0..self.queues.len() {
+            let at = self.round_robin.advance(self.queues.len());
+            let Some(queue) = self.queues.get_mut(at) else { continue };
+            if queue.xsk.is_idle() && !self.is_closing {
+                continue;
+            }
+            let frames = queue.receive_frames(frames_max, &mut self.tap);
+            if frames > 0 {
+                self.current = Some(at);
+                self.round_robin.record_batch(at, frames == frames_max);
+                return frames;
+            }
+            if queue.is_closing {
+                self.close_queue(at);
+                break;
+            }
+        }
+        0
+    }
+
     /// True if a queue that was not served in this round has frames. If none has, the round ends.
     #[inline]
     pub(super) fn is_within_round(&mut self) -> bool {
@@ -308,6 +336,11 @@ impl LaneQueues {
             self.flush_unsent();
         }
         self.queues.clear();
+    }
+
+    /// True if there are frames that a full device did not take.
+    pub(super) fn has_unsent(&self) -> bool {
+        self.unsent.is_running()
     }
 
     /// Sends frames that a full device did not take, if there are any: while nothing is received,
@@ -398,6 +431,30 @@ impl LaneQueues {
                 &self.control.bound_addr,
             )),
         )
+    }
+}
+
+/// What a lane needs to send frames of its own: its queues, the one of the last batch, and what
+/// belongs to all.
+pub(super) struct SendParts<'a> {
+    pub(super) queues: &'a mut [LaneQueue],
+    pub(super) current: Option<usize>,
+    pub(super) reader: &'a mut Reader,
+    pub(super) unsent: &'a mut UnsentTimer,
+}
+
+impl LaneQueues {
+    /// The queues, for what handles their frames by itself.
+    #[inline]
+    pub(super) fn send_parts(&mut self) -> SendParts<'_> {
+        // Once a batch, so that sends use current routes.
+        self.reader.refresh();
+        SendParts {
+            queues: &mut self.queues,
+            current: self.current,
+            reader: &mut self.reader,
+            unsent: &mut self.unsent,
+        }
     }
 }
 

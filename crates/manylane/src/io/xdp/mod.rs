@@ -23,6 +23,8 @@ mod lane_queue;
 mod lane_queues;
 pub(crate) mod leasing;
 mod mailbox;
+pub(crate) mod packets;
+mod ports;
 mod round_robin;
 mod route;
 pub(super) mod send;
@@ -37,6 +39,7 @@ use manylane_bpf::abi;
 use manylane_wire::rx_hint;
 
 pub(crate) use control::XdpControl;
+pub(crate) use ports::Ports;
 
 use self::lane_queues::LaneQueues;
 use self::send::XdpSender;
@@ -109,7 +112,7 @@ impl XdpIo {
     pub(super) fn new(control: Arc<XdpControl>, new: NewLane<'_>) -> Result<Self> {
         let (lane, drop_policy) = (Arc::clone(new.lane), new.config.drop_policy);
         let companion = MmsgIo::new(new)?;
-        let queues = LaneQueues::new(control, lane.id, lane.fd.as_fd())?;
+        let queues = LaneQueues::new(control, lane.id, &[lane.fd.as_fd()])?;
         Ok(Self { queues, companion, lane, drop_policy })
     }
 

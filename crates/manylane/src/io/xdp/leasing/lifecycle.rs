@@ -22,6 +22,7 @@ use super::peers::LeaseNextHops;
 use crate::error::{Error, Result};
 use crate::io::filter::{FilterHandle, SocketIndex};
 use crate::io::xdp::checks;
+use crate::io::xdp::ports::Ports;
 use crate::io::xdp::route::Routes;
 
 /// A lease ends if the state of its socket has been unknown for this long.
@@ -281,8 +282,9 @@ impl LeaseTable {
         for (leased, number) in self.attached_devices(lease) {
             let index = leased.device.index;
             let leaves_ip4 = !leased.is_named && leased.device.has_strict_rp_filter(&locals);
-            let addresses = checks::steered_addrs(lease.addr.ip(), lease.only_v6, index, leaves_ip4, &locals);
-            first = first.and(leased.device.bind(number, lease.addr.port(), &addresses, &not_from));
+            let ports = Ports::Udp { bound: lease.addr, only_v6: lease.only_v6 };
+            let keys = ports.keys(index, leaves_ip4, &locals);
+            first = first.and(leased.device.bind(number, &keys, &not_from));
         }
         first
     }

@@ -1,5 +1,6 @@
 //! Tests of the lessor, message by message, with the test in place of a program.
 
+use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, Shutdown, UdpSocket};
@@ -18,6 +19,7 @@ use super::Lessor;
 use crate::config::LIMIT_SOURCES_DEFAULT;
 use crate::io::xdp::checks::BlockedSources;
 use crate::io::xdp::device::{AttachMode, Device};
+use crate::io::xdp::ports::udp_key;
 use crate::io::xdp::route::tests::{can_make_namespaces, run, set_sysctl, try_ip};
 use crate::io::xdp::route::xdp_program_id;
 use crate::vlan::Vlan;
@@ -211,8 +213,8 @@ fn netns_an_error_of_one_device_leaves_no_stale_address_on_another() {
         };
         assert_eq!(bound(), [2, 2]);
         let full = &lessor.table.devices[0].device;
-        let other: Vec<IpAddr> = (0..PORTS_MAX).map(|n| Ipv4Addr::from_bits(n).into()).collect();
-        full.bind(full.register(&[]).unwrap(), 7001, &other, &BlockedSources::default()).unwrap_err();
+        let other = (0..PORTS_MAX).map(|n| udp_key(Ipv4Addr::from_bits(n).into(), 7001)).collect();
+        full.bind(full.register(&[]).unwrap(), &other, &BlockedSources::default()).unwrap_err();
         // Three addresses are added, and there is room for the one that is removed.
         let lines: String = (1..4).map(|n| format!("address add 10.10.0.{n}/32 dev lo\n")).collect();
         assert!(try_ip(&ours, &format!("{lines}address del 10.9.1.1/24 dev second\n")));
@@ -238,7 +240,7 @@ fn netns_addresses_of_devices_that_are_down_make_room_for_others() {
         let ips = |first: u32, count| (first..first + count).map(|n| Ipv4Addr::from_bits(n).into()).collect();
         let bind = |up| {
             let down_addresses = ips(2 * ADDRESSES_MAX, 2 * ADDRESSES_MAX);
-            device.bind(number, 7001, &[], &BlockedSources { addresses: ips(0, up), down_addresses })
+            device.bind(number, &HashSet::new(), &BlockedSources { addresses: ips(0, up), down_addresses })
         };
         bind(10).unwrap();
         bind(ADDRESSES_MAX).unwrap();

@@ -1,0 +1,178 @@
+//! Opens the lanes of a group.
+
+use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::ops::RangeInclusive;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use manylane_bpf::abi;
+use manylane_sys::raw_ip::IcmpErrors;
+use manylane_sys::{random, sock};
+use manylane_tcp::{Config as StackConfig, Secret, Stack};
+
+use super::group::{Group, lane_id};
+use super::handover::Handover;
+use super::lane::{Icmp, TcpLane};
+use super::source_ports::SourcePorts;
+use crate::config::{Builder, Config, Engine};
+use crate::error::{Error, ErrorKind, Result};
+use crate::io::packets::PacketQueues;
+
+use crate::io::{self, EngineShared as _, Ports, XdpControl};
+
+/// Options of TCP lanes; [`open`](Self::open) checks them together.
+#[derive(Clone, Debug)]
+pub struct TcpBuilder {
+    /// The options of engine `xdp`.
+    base: Builder,
+    listeners: Vec<SocketAddr>,
+    source_ports: Option<RangeInclusive<u16>>,
+    lanes: Option<usize>,
+    stack: StackConfig,
+}
+
+impl TcpBuilder {
+    /// Lanes that do not listen or connect yet.
+    #[must_use]
+    pub fn new() -> Self {
+        let base = Builder::at((Ipv4Addr::UNSPECIFIED, 0).into());
+        Self { base, listeners: Vec::new(), source_ports: None, lanes: None, stack: StackConfig::default() }
+    }
+
+    /// Accepts connections to an address; port 0 lets the kernel pick one. A wildcard stands for
+    /// all addresses of its family. Can be called several times.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Address`] if the address does not parse or resolve.
+    pub fn listen(&mut self, addr: impl ToSocketAddrs) -> Result<&mut Self> {
+        self.listeners.push(Builder::resolve(addr)?);
+        Ok(self)
+    }
+
+    /// Ports that connections to others come from, in whole blocks of 256, at least one for each
+    /// lane. To one peer's port a lane can have as many connections as it has ports. The kernel
+    /// hands none of them out to programs. Default: none, and [`TcpLane::connect`] fails. 61184 to
+    /// 65535 are free on most machines.
+    pub fn source_ports(&mut self, ports: RangeInclusive<u16>) -> &mut Self {
+        self.source_ports = Some(ports);
+        self
+    }
+
+    /// Number of lanes, at most one for each queue. Default: one for each CPU that the process may
+    /// use, but not more than queues.
+    pub fn lanes(&mut self, lanes: usize) -> &mut Self {
+        self.lanes = Some(lanes);
+        self
+    }
+
+    /// Settings of each lane's stack: buffers, time-outs, limits, congestion control. The `mtu`
+    /// is lowered to that of the devices.
+    pub fn stack(&mut self, config: StackConfig) -> &mut Self {
+        self.stack = config;
+        self
+    }
+
+    /// Options of engine `xdp`: devices, generic mode, rings, limits and prefixes. Those of UDP
+    /// sockets have no effect.
+    pub fn xdp(&mut self, change: impl FnOnce(&mut Builder)) -> &mut Self {
+        change(&mut self.base);
+        self
+    }
+
+    /// Attaches the program to the devices, and opens the lanes. Each may be moved to a thread of
+    /// its own, and should be at once: its connections wait until then.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] for options out of range, [`ErrorKind::InUse`] if an address or a
+    /// queue is in use, [`ErrorKind::Permission`] without CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF,
+    /// [`ErrorKind::Unsupported`] without a device for XDP; those of the system.
+    pub fn open(&mut self) -> Result<Vec<TcpLane>> {
+        if self.listeners.is_empty() && self.source_ports.is_none() {
+            return Err(Error::new(ErrorKind::Config, "TCP lanes need listen() or source_ports()"));
+        }
+        let config = Config { engine: Engine::Xdp, ..self.base.check()? };
+        io::check(&config)?;
+        let sources = self.source_ports.as_ref().map(SourcePorts::reserve).transpose()?.unwrap_or_default();
+        let mut listeners = Vec::new();
+        let mut held = Vec::new();
+        for listener in &self.listeners {
+            let failed = |err| Error::system(format!("cannot listen at {listener}"), err);
+            let fd = sock::hold_tcp_address(listener).map_err(failed)?;
+            listeners.push(sock::local_addr(fd.as_fd()).map_err(failed)?);
+            held.push(fd);
+        }
+        let ports = Ports::Tcp { listeners: listeners.clone(), source_blocks: sources.blocks.clone() };
+        let control = XdpControl::open(&config, ports)?;
+        let lanes = self.lane_count(&control, &sources)?;
+        let (start, blocks) = (Instant::now(), sources.blocks.clone());
+        let stack = StackConfig { mtu: self.stack.mtu.min(control.packet_len_max()), ..self.stack.clone() };
+        let secret = Secret::new(random::bytes().map_err(|err| Error::system("reading random bytes", err))?);
+        let group = Arc::new(Group {
+            control: Arc::clone(&control),
+            start,
+            controller: stack.controller,
+            listeners,
+            held,
+            sources,
+        });
+        let handovers = Handover::group(lanes, &blocks)?;
+        let lanes: Result<Vec<TcpLane>> = handovers
+            .into_iter()
+            .map(|handover| open_lane(&group, &stack, secret, handover, lanes))
+            .collect();
+        let lanes = lanes?;
+        control.start()?;
+        control.check_all_queues_served()?;
+        Ok(lanes)
+    }
+
+    /// The number of lanes, which each need a queue, and a block of source ports if there are any.
+    fn lane_count(&self, control: &XdpControl, sources: &SourcePorts) -> Result<usize> {
+        let queues = control.queue_count();
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let lanes = self.lanes.unwrap_or(cpus.min(queues)).max(1);
+        let max = queues.min(abi::LANES_MAX);
+        if !(1..=max).contains(&lanes) || self.lanes == Some(0) {
+            let message =
+                format!("invalid lanes {lanes}: expected 1 to {max}, one for each queue of a device");
+            return Err(Error::new(ErrorKind::Config, message));
+        }
+        let blocks = sources.blocks.len();
+        if self.source_ports.is_some() && blocks < lanes {
+            let message = format!(
+                "source_ports: {blocks} blocks of {} ports for {lanes} lanes: expected one for each",
+                abi::PORT_BLOCK
+            );
+            return Err(Error::new(ErrorKind::Config, message));
+        }
+        Ok(lanes)
+    }
+}
+
+impl Default for TcpBuilder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn open_lane(
+    group: &Arc<Group>,
+    config: &StackConfig,
+    secret: Secret,
+    handover: Handover,
+    lanes: usize,
+) -> Result<TcpLane> {
+    let mut stack = Stack::new(config.clone(), secret, group.now())
+        .map_err(|err| Error::new(ErrorKind::Config, err.to_string()))?;
+    for listener in &group.listeners {
+        stack.listen(*listener).map_err(|err| Error::new(ErrorKind::Config, err.to_string()))?;
+    }
+    let failed = |err| Error::system("cannot open a raw ICMP socket (needs CAP_NET_RAW)", err);
+    let icmp = Icmp { v4: IcmpErrors::ipv4().map_err(failed)?, v6: IcmpErrors::ipv6().map_err(failed)? };
+    let mut others = vec![handover.event().as_fd(), icmp.v4.as_fd()];
+    others.extend(icmp.v6.as_ref().map(AsFd::as_fd));
+    let packets = PacketQueues::new(Arc::clone(&group.control), lane_id(handover.own()), &others)?;
+    let blocks = group.sources.of_lane(handover.own(), lanes);
+    Ok(TcpLane::new(Arc::clone(group), packets, stack, handover, icmp, blocks))
+}
