@@ -1,5 +1,5 @@
-//! The program `manylane`: `echo`, `send`, `capture`, `limit`, `top`, `run`, `doctor`, `tune`,
-//! its own manual and, with feature `bench`, `bench` and `lab`.
+//! The program `manylane`: `echo`, `send`, `capture`, `limit`, `top`, `proxy`, `run`, `doctor`,
+//! `tune`, its own manual and, with feature `bench`, `bench` and `lab`.
 //!
 //! Exit codes: 0 done, 1 failed, 2 bad usage. Those of `run` are the program's. Results go to
 //! standard output, everything else to standard error. It is not a failure if the reader closes
@@ -23,6 +23,7 @@ mod output;
 mod parse;
 mod pcapng;
 mod progress;
+mod proxy;
 mod run;
 mod send;
 mod signals;
@@ -69,6 +70,7 @@ fn execute(cli: Cli) -> Result<()> {
         Command::Capture(args) => capture::run(&args),
         Command::Limit(args) => limit::run(&args),
         Command::Top(args) => top::run(&args),
+        Command::Proxy(args) => proxy::run(&args),
         // Handled above, because its exit code is the program's.
         Command::Run(_) => Ok(()),
         Command::Doctor(args) => doctor::run(&args),

@@ -10,6 +10,7 @@ mod gro;
 mod lanes;
 mod overload;
 mod property;
+mod proxy;
 mod receive;
 mod send;
 mod serve;

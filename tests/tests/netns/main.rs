@@ -7,6 +7,7 @@ mod faults_support;
 mod netns_support;
 mod tcp_support;
 mod xdp_support;
+mod xdp_tcp_support;
 
 mod capture;
 mod churn;
@@ -25,7 +26,9 @@ mod xdp_limits;
 mod xdp_options;
 mod xdp_owners;
 mod xdp_privileges;
+mod xdp_proxy;
 mod xdp_replies;
 mod xdp_rx_hints;
 mod xdp_sharing;
+mod xdp_tcp;
 mod xdp_unsent;

@@ -7,6 +7,7 @@ mod bench;
 mod lab;
 mod live;
 mod machine;
+mod proxy;
 mod serve;
 mod values;
 
@@ -23,6 +24,7 @@ pub(crate) use self::bench::{
 pub(crate) use self::lab::{LabArgs, LabPaper};
 pub(crate) use self::live::{FilterArgs, LimitArgs, TopArgs};
 pub(crate) use self::machine::{DoctorArgs, TuneArgs};
+pub(crate) use self::proxy::{ProxyArgs, ProxyStack};
 pub(crate) use self::serve::{CaptureArgs, EchoArgs, RunArgs, SendArgs};
 pub(crate) use self::values::CaptureTarget;
 
@@ -92,6 +94,17 @@ pub(crate) enum Command {
         after_long_help = "Examples:\n  manylane limit 1234\n  manylane limit 1234 --limit 20k,per=24 --allow 192.0.2.0/24"
     )]
     Limit(LimitArgs),
+    /// Proxy TCP connections to servers, on lanes
+    ///
+    /// Accepts connections, makes one to a server for each, and moves bytes between the two. With
+    /// stack xdp, a lane has a TCP stack of its own on the queues of the devices, past the
+    /// kernel's; this machine itself cannot connect to it then. The first lines on standard error
+    /// are `listening on ADDR`. At Ctrl-C or SIGTERM no more connections are accepted, and those
+    /// that there are have --drain-timeout to end. The counters then go to standard output.
+    #[command(
+        after_long_help = "Examples:\n  manylane proxy --listen 0.0.0.0:8080 --to 10.0.0.1:80,10.0.0.2:80\n  sudo manylane proxy --listen 192.0.2.1:443 --to 10.0.0.1:443 --interface eth0,eth1 --balance hash"
+    )]
+    Proxy(ProxyArgs),
     /// Run an unmodified server on lanes
     ///
     /// Starts PROGRAM with the preload library, which gives each thread, epoll instance or child

@@ -4,6 +4,7 @@
 
 mod blocks;
 mod program;
+mod proxy;
 
 #[cfg(feature = "bench")]
 mod bench;

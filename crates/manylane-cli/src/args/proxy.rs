@@ -1,0 +1,97 @@
+//! Options of `proxy`.
+
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use manylane_proxy::{Balance, ProxyHeader};
+
+use super::FilterArgs;
+use super::values::{interval_or_zero, within};
+use crate::{metrics, parse};
+
+/// The stack of a proxy's lanes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ProxyStack {
+    /// xdp if --interface names devices, and the kernel's if that does not work; else the kernel's.
+    Auto,
+    /// TCP in user space, on the queues of the devices.
+    Xdp,
+    /// The kernel's.
+    Kernel,
+}
+
+/// Options of `manylane proxy`.
+#[derive(Debug, Args)]
+pub(crate) struct ProxyArgs {
+    /// Address to accept connections at, such as 192.0.2.1:443; can be repeated
+    #[arg(long, value_name = "ADDR", required = true)]
+    pub(crate) listen: Vec<SocketAddr>,
+    /// Servers, such as 10.0.0.1:80,10.0.0.2:80
+    #[arg(long, value_name = "LIST", required = true, value_delimiter = ',')]
+    pub(crate) to: Vec<SocketAddr>,
+    /// Which server gets a connection: round-robin, least-connections or hash
+    ///
+    /// hash: by the client's address and port, with Maglev's table, so that proxies with the same
+    /// servers choose alike.
+    #[arg(long, value_name = "HOW", default_value_t)]
+    pub(crate) balance: Balance,
+    /// Tell servers the client's address by the PROXY protocol: v1 or v2
+    #[arg(long, value_name = "VERSION")]
+    pub(crate) proxy_protocol: Option<ProxyHeader>,
+    /// Time between checks of the servers; 0: none
+    ///
+    /// A check connects and closes, by the kernel's stack. A server is down after two failures.
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = interval_or_zero)]
+    pub(crate) check_interval: Duration,
+    /// Stack of the lanes
+    #[arg(long, help_heading = "Lanes", value_enum, default_value_t = ProxyStack::Auto)]
+    pub(crate) stack: ProxyStack,
+    /// Number of lanes [default: one for each CPU; with stack xdp at most one for each queue]
+    #[arg(long, help_heading = "Lanes", value_name = "N", value_parser = within(1..=256))]
+    pub(crate) lanes: Option<usize>,
+    /// Network devices of stack xdp, such as eth0,eth1: those of clients and of servers
+    #[arg(long, help_heading = "Stack xdp", value_name = "LIST", value_delimiter = ',')]
+    pub(crate) interface: Vec<String>,
+    /// Ports that connections to servers come from, in blocks of 256
+    ///
+    /// The kernel hands none of them out to programs meanwhile.
+    #[arg(long, help_heading = "Stack xdp", value_name = "FIRST-LAST", default_value = "49152-65535", value_parser = port_range)]
+    pub(crate) source_ports: RangeInclusive<u16>,
+    /// Attach the XDP program in generic mode: any device, but slower
+    #[arg(long, help_heading = "Stack xdp")]
+    pub(crate) xdp_generic: bool,
+    #[command(flatten)]
+    pub(crate) filter: FilterArgs,
+    /// Connections of clients at most
+    #[arg(long, help_heading = "Limits", value_name = "N", default_value_t = 100_000)]
+    pub(crate) max_connections: u64,
+    /// Connections of one source address at most [default: not limited]
+    #[arg(long, help_heading = "Limits", value_name = "N")]
+    pub(crate) max_per_source: Option<u32>,
+    /// Longest time to connect to a server
+    #[arg(long, help_heading = "Limits", value_name = "TIME", default_value = "5s", value_parser = parse::duration)]
+    pub(crate) connect_timeout: Duration,
+    /// Longest time without bytes
+    #[arg(long, help_heading = "Limits", value_name = "TIME", default_value = "5m", value_parser = parse::duration)]
+    pub(crate) idle_timeout: Duration,
+    /// Longest time without bytes once one side has ended
+    #[arg(long, help_heading = "Limits", value_name = "TIME", default_value = "30s", value_parser = parse::duration)]
+    pub(crate) half_closed_timeout: Duration,
+    /// Longest time that connections have to end at Ctrl-C or SIGTERM
+    #[arg(long, help_heading = "Limits", value_name = "TIME", default_value = "30s", value_parser = parse::duration)]
+    pub(crate) drain_timeout: Duration,
+    /// Serve counters in the text format of Prometheus at this port or address
+    #[arg(long, value_name = "ADDR", value_parser = metrics::parse_addr)]
+    pub(crate) metrics: Option<SocketAddr>,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `49152-65535`.
+fn port_range(text: &str) -> Result<RangeInclusive<u16>, String> {
+    let range = text.split_once('-').and_then(|(first, last)| Some(first.parse().ok()?..=last.parse().ok()?));
+    range.filter(|range| !range.is_empty()).ok_or_else(|| "expected FIRST-LAST, such as 49152-65535".into())
+}

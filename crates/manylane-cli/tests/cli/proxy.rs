@@ -1,0 +1,162 @@
+//! `manylane proxy`: from its options to the counters at its end.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use manylane_test_support::wait_for;
+use manylane_testbed::{Layout, Testbed, skip};
+use serde_json::Value;
+
+use crate::program::{document, manylane, run, stderr};
+
+/// A proxy; killed when the test fails.
+struct Proxy {
+    child: Child,
+    addr: SocketAddr,
+    /// The line that says which stack it has.
+    stack: String,
+    log: Arc<Mutex<Vec<String>>>,
+}
+
+impl Proxy {
+    fn start(mut command: Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let unknown = SocketAddr::from(([0; 4], 0));
+        // From here on it is killed on drop, whatever it prints.
+        let mut proxy = Self { child, addr: unknown, stack: String::new(), log: Arc::default() };
+        let first = lines.next().unwrap().unwrap();
+        let addr = first.strip_prefix("listening on ").unwrap_or_else(|| panic!("{first}"));
+        proxy.addr = addr.parse().unwrap();
+        proxy.stack = lines.next().unwrap().unwrap();
+        // Read on, because the program would block on a full pipe.
+        let log = Arc::clone(&proxy.log);
+        thread::spawn(move || lines.map_while(Result::ok).for_each(|line| log.lock().unwrap().push(line)));
+        proxy
+    }
+
+    /// Ends it by SIGTERM; returns its counters.
+    fn end(mut self) -> Value {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-s", "TERM", &pid]).status().unwrap().success());
+        let end = || (self.child.try_wait().unwrap(), &self.log);
+        let (status, _) = wait_for("the end of proxy (status, log)", end, |(status, _)| status.is_some());
+        assert_eq!(status.unwrap().code(), Some(0));
+        let mut text = String::new();
+        self.child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+        document(&text)
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A server that answers each connection with what it has read, until its end.
+fn answer_all(listener: TcpListener) {
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            thread::spawn(move || {
+                let mut bytes = Vec::new();
+                // The checks of the proxy connect and close.
+                if stream.read_to_end(&mut bytes).is_ok() {
+                    _ = stream.write_all(&bytes);
+                }
+            });
+        }
+    });
+}
+
+fn ask(addr: SocketAddr, text: &str) -> String {
+    let mut stream = TcpStream::connect(addr).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(100))).unwrap();
+    stream.write_all(text.as_bytes()).unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn loopback_proxy_serves_until_it_is_told_to_end() {
+    let servers = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    let to = servers.each_ref().map(|server| server.local_addr().unwrap().to_string()).join(",");
+    servers.into_iter().for_each(answer_all);
+    let words = ["proxy", "--listen", "127.0.0.1:0", "--to", &to, "--lanes", "2", "--json"];
+    let proxy = Proxy::start(manylane(&[&words[..], &["--metrics", "127.0.0.1:0"]].concat()));
+    assert_eq!(proxy.stack, "stack kernel, 2 lanes");
+    for at in 0..20 {
+        let text = format!("request {at}");
+        assert_eq!(ask(proxy.addr, &text), text);
+    }
+    let line = || proxy.log.lock().unwrap().iter().find(|line| line.contains("metrics at")).cloned();
+    let line = wait_for("the address of metrics", line, Option::is_some).unwrap();
+    let port = line.rsplit_once(':').unwrap().1.trim_end_matches("/metrics").parse().unwrap();
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+    let mut page = String::new();
+    stream.read_to_string(&mut page).unwrap();
+    assert!(page.contains("manylane_proxy_accepted_total 20\n"), "{page}");
+    assert_eq!(page.matches("manylane_proxy_server_up{server=").count(), 2, "{page}");
+    let document = proxy.end();
+    assert_eq!(document["schema"], "manylane.proxy.v1");
+    let total = &document["rows"][0];
+    for (name, count) in [("accepted", 20), ("connected", 20), ("finished", 20), ("open", 0)] {
+        assert_eq!(total[name], count, "{name}: {total}");
+    }
+}
+
+#[test]
+fn loopback_proxy_names_what_is_wrong() {
+    for (words, why) in [
+        (&["--listen", "127.0.0.1:0", "--to", "x"][..], "invalid socket address"),
+        (&["--listen", "127.0.0.1:0", "--to", "127.0.0.1:1", "--balance", "luck"], "least-connections"),
+        (&["--listen", "127.0.0.1:0", "--to", "127.0.0.1:1", "--source-ports", "9-1"], "49152-65535"),
+    ] {
+        let output = run(&[&["proxy"], words].concat());
+        assert_eq!(output.status.code(), Some(2), "{words:?}");
+        assert!(stderr(&output).contains(why), "{}", stderr(&output));
+    }
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = taken.local_addr().unwrap().to_string();
+    let output = run(&["proxy", "--listen", &addr, "--to", "127.0.0.1:1"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("cannot listen"), "{}", stderr(&output));
+}
+
+/// With a stack of its own, and servers that are checked by the kernel's beside it.
+#[test]
+fn netns_proxy_has_a_stack_of_its_own() {
+    if !skip::need_root("netns_proxy_has_a_stack_of_its_own") {
+        return;
+    }
+    let testbed = Testbed::new(&Layout { queues: 2, ..Layout::default() }).unwrap();
+    let (peer, host) = (testbed.host(0), testbed.host(1));
+    let server = peer.run(|| TcpListener::bind((peer.ip(0, false), 0)).unwrap());
+    let to = server.local_addr().unwrap().to_string();
+    peer.run(|| answer_all(server));
+    let listen = format!("{}:0", host.ip(0, false));
+    let words = ["--listen", &listen, "--to", &to, "--interface", host.device(0), "--json"];
+    let program = manylane(&[]).get_program().to_owned();
+    let mut command = host.command(program).unwrap();
+    command.arg("proxy").args(words).args(["--check-interval", "50ms"]);
+    let proxy = Proxy::start(command);
+    assert!(proxy.stack.starts_with("stack xdp, "), "{}", proxy.stack);
+    let text = "x".repeat(100_000);
+    for _ in 0..5 {
+        assert!(peer.run(|| ask(proxy.addr, &text)) == text);
+    }
+    let document = proxy.end();
+    let total = &document["rows"][0];
+    for (name, count) in [("accepted", 5), ("finished", 5), ("bytes_to_clients", 500_000)] {
+        assert_eq!(total[name], count, "{name}: {total}");
+    }
+}

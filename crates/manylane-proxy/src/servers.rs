@@ -1,0 +1,119 @@
+//! The servers behind a proxy: which are up, and how many connections they have. All lanes share
+//! them.
+
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Checks in a row that have to fail before a server is down: one may be lost by accident.
+const FAILURES_MAX: u32 = 2;
+
+/// A server.
+#[derive(Debug)]
+pub struct Server {
+    /// Its address.
+    pub address: SocketAddr,
+    is_up: AtomicBool,
+    /// Checks that have failed in a row.
+    failures: AtomicU32,
+    connections: AtomicU32,
+}
+
+impl Server {
+    /// True if it passed the last checks, or was not checked yet.
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        self.is_up.load(Ordering::Relaxed)
+    }
+
+    /// Connections that it has, those included that are being made.
+    #[must_use]
+    pub fn connections(&self) -> u32 {
+        self.connections.load(Ordering::Relaxed)
+    }
+}
+
+/// The servers of a proxy.
+#[derive(Debug)]
+pub struct Servers {
+    servers: Vec<Server>,
+    /// Counts changes of what is up.
+    version: AtomicU64,
+}
+
+impl Servers {
+    /// Servers at these addresses.
+    #[must_use]
+    pub fn new(addresses: &[SocketAddr]) -> Servers {
+        let server = |address: &SocketAddr| Server {
+            address: *address,
+            is_up: AtomicBool::new(true),
+            failures: AtomicU32::new(0),
+            connections: AtomicU32::new(0),
+        };
+        Servers { servers: addresses.iter().map(server).collect(), version: AtomicU64::new(1) }
+    }
+
+    /// All of them, in the order in which they were given.
+    #[must_use]
+    pub fn all(&self) -> &[Server] {
+        &self.servers
+    }
+
+    /// Changes whenever a server goes up or down.
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn add_connection(&self, server: usize) {
+        if let Some(server) = self.servers.get(server) {
+            server.connections.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn remove_connection(&self, server: usize) {
+        if let Some(server) = self.servers.get(server) {
+            server.connections.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Tries once to connect to each server, for at most `timeout`, by sockets of the kernel: a
+    /// server is down after two failures in a row, and up after one success.
+    pub fn check(&self, timeout: Duration) {
+        for server in &self.servers {
+            let is_there = TcpStream::connect_timeout(&server.address, timeout).is_ok();
+            let failures = if is_there { 0 } else { server.failures.load(Ordering::Relaxed) + 1 };
+            server.failures.store(failures, Ordering::Relaxed);
+            let is_up = failures < FAILURES_MAX && (is_there || server.is_up());
+            if server.is_up.swap(is_up, Ordering::Relaxed) != is_up {
+                log::warn!("server {} is {}", server.address, if is_up { "up" } else { "down" });
+                self.version.fetch_add(1, Ordering::Release);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_server_is_down_after_two_failures_and_up_again_at_once() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let servers = Servers::new(&[address]);
+        let check = || {
+            servers.check(Duration::from_secs(10));
+            (servers.all()[0].is_up(), servers.version())
+        };
+        assert_eq!(check(), (true, 1));
+        drop(listener);
+        assert_eq!(check(), (true, 1));
+        assert_eq!(check(), (false, 2));
+        assert_eq!(check(), (false, 2));
+        let _listener = TcpListener::bind(address).unwrap();
+        assert_eq!(check(), (true, 3));
+    }
+}

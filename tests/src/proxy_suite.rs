@@ -1,0 +1,450 @@
+//! The suite of the TCP proxy: what it does for clients and servers, on each stack.
+
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use manylane::tcp::TcpBuilder;
+use manylane_proxy::lane::{ProxyLane, Result};
+use manylane_proxy::{Balance, Counters, KernelLane, LaneCounters, Options, Proxy, ProxyHeader, Shared};
+use manylane_test_support::wait_for;
+use manylane_testbed::{Host, Testbed};
+
+use crate::TEST_TIMEOUT;
+
+/// Where proxy, clients and servers are.
+pub enum ProxyBed {
+    /// All on the loopback device, with lanes on kernel sockets.
+    Loopback,
+    /// The proxy on the second host, with TCP lanes; clients and servers on the first one.
+    Netns(Testbed),
+}
+
+/// A proxy that serves until it is stopped.
+pub struct RunningProxy {
+    /// The address that clients connect to.
+    pub address: SocketAddr,
+    /// What its lanes share.
+    pub shared: Arc<Shared>,
+    counters: Vec<Arc<LaneCounters>>,
+    threads: Vec<JoinHandle<Result<()>>>,
+}
+
+impl RunningProxy {
+    /// The counters of all lanes.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        let mut total = Counters::default();
+        self.counters.iter().for_each(|lane| total.add(&lane.snapshot()));
+        total
+    }
+
+    /// Stops it and waits for the end; each connection is counted once.
+    ///
+    /// # Panics
+    /// If a lane has failed, or the sum is not closed.
+    #[must_use]
+    pub fn stop(self) -> Counters {
+        self.shared.stop();
+        let Self { counters, threads, .. } = self;
+        threads.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
+        let mut total = Counters::default();
+        counters.iter().for_each(|lane| total.add(&lane.snapshot()));
+        let ended = total.finished
+            + total.client_gone
+            + total.server_gone
+            + total.no_server
+            + total.idle
+            + total.over_limit
+            + total.over_source_limit
+            + total.cut_off;
+        assert_eq!((total.open, ended), (0, total.accepted), "{total:#?}");
+        total
+    }
+}
+
+impl ProxyBed {
+    fn peers(&self) -> Option<&Host> {
+        match self {
+            ProxyBed::Loopback => None,
+            ProxyBed::Netns(testbed) => Some(testbed.host(0)),
+        }
+    }
+
+    /// Runs `work` where clients and servers are.
+    fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        match self.peers() {
+            Some(host) => host.run(work),
+            None => work(),
+        }
+    }
+
+    fn peer_ip(&self) -> IpAddr {
+        self.peers().map_or(Ipv4Addr::LOCALHOST.into(), |host| host.ip(0, false))
+    }
+
+    /// A socket that servers accept at.
+    fn listen(&self) -> TcpListener {
+        let at = (self.peer_ip(), 0);
+        self.run(|| TcpListener::bind(at).unwrap())
+    }
+
+    fn connect(&self, proxy: &RunningProxy) -> TcpStream {
+        let stream = self.run(|| TcpStream::connect(proxy.address).unwrap());
+        stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
+        stream
+    }
+
+    /// Starts a proxy.
+    fn start(&self, options: Options, servers: &[SocketAddr]) -> RunningProxy {
+        match self {
+            ProxyBed::Loopback => {
+                let lane = KernelLane::open(&[(Ipv4Addr::LOCALHOST, 0).into()]).unwrap();
+                let address = lane.listeners()[0];
+                let more = KernelLane::open(&[address]).unwrap();
+                start(None, vec![lane, more], address, options, servers)
+            }
+            ProxyBed::Netns(testbed) => {
+                let host = testbed.host(1);
+                let lanes = host.run(|| {
+                    let mut builder = TcpBuilder::new();
+                    let at = SocketAddr::new(host.ip(0, false), 0);
+                    builder.listen(at).unwrap().source_ports(61_184..=65_535).open().unwrap()
+                });
+                let address = lanes[0].listeners()[0];
+                start(Some(host), lanes, address, options, servers)
+            }
+        }
+    }
+}
+
+fn start<L: ProxyLane + Send + 'static>(
+    host: Option<&Host>,
+    lanes: Vec<L>,
+    address: SocketAddr,
+    options: Options,
+    servers: &[SocketAddr],
+) -> RunningProxy {
+    let shared = Shared::new(options, servers);
+    let counters: Vec<Arc<LaneCounters>> = lanes.iter().map(|_| Arc::default()).collect();
+    let run = |(lane, counters): (L, &Arc<LaneCounters>)| {
+        let mut proxy = Proxy::new(lane, Arc::clone(&shared), Arc::clone(counters));
+        let run = move || proxy.run();
+        // Lanes ask for routes in the namespace of their thread.
+        match host {
+            Some(host) => host.spawn("lane", run).unwrap(),
+            None => thread::spawn(run),
+        }
+    };
+    let threads = lanes.into_iter().zip(&counters).map(run).collect();
+    RunningProxy { address, shared, counters, threads }
+}
+
+/// Serves `connections` one after the other on threads of their own: sends back what comes until
+/// its end.
+fn echo(listener: TcpListener, connections: usize) -> JoinHandle<()> {
+    thread::spawn(move || {
+        thread::scope(|scope| {
+            for _ in 0..connections {
+                let (mut stream, _) = listener.accept().unwrap();
+                scope.spawn(move || {
+                    let mut bytes = [0; 16 << 10];
+                    loop {
+                        match stream.read(&mut bytes).unwrap() {
+                            0 => break,
+                            read => stream.write_all(&bytes[..read]).unwrap(),
+                        }
+                    }
+                });
+            }
+        });
+    })
+}
+
+fn pattern(length: usize) -> Vec<u8> {
+    (0..length).map(|at| (at * 7 + at / 251) as u8).collect()
+}
+
+/// Sends `length` bytes, ends, and expects them back.
+fn exchange(mut stream: TcpStream, length: usize) {
+    let bytes = pattern(length);
+    let mut writer = stream.try_clone().unwrap();
+    let echoed = thread::scope(|scope| {
+        scope.spawn(|| {
+            writer.write_all(&bytes).unwrap();
+            writer.shutdown(Shutdown::Write).unwrap();
+        });
+        let mut echoed = Vec::new();
+        stream.read_to_end(&mut echoed).unwrap();
+        echoed
+    });
+    assert!(echoed == bytes, "{} of {length} bytes, or others", echoed.len());
+}
+
+/// Fails as a connection that was reset.
+fn assert_reset(stream: &mut TcpStream) {
+    let mut bytes = [0; 64];
+    let err = loop {
+        match stream.read(&mut bytes) {
+            Ok(read) => assert_ne!(read, 0, "an end in order"),
+            Err(err) => break err,
+        }
+    };
+    assert_eq!(err.kind(), ErrorKind::ConnectionReset);
+}
+
+/// The proxy resets a new connection, maybe before `connect` returns.
+fn assert_refused(bed: &ProxyBed, proxy: &RunningProxy) {
+    let address = proxy.address;
+    match bed.run(|| TcpStream::connect(address)) {
+        Ok(mut stream) => assert_reset(&mut stream),
+        Err(err) => assert_eq!(err.kind(), ErrorKind::ConnectionReset),
+    }
+}
+
+/// Every byte arrives once and in order, in both directions, over many connections.
+pub fn bytes_go_both_ways(bed: &ProxyBed) {
+    const CONNECTIONS: usize = 24;
+    const LENGTH: usize = 300_000;
+    let listener = bed.listen();
+    let proxy = bed.start(Options::default(), &[listener.local_addr().unwrap()]);
+    let server = echo(listener, CONNECTIONS);
+    let streams: Vec<_> = (0..CONNECTIONS).map(|_| bed.connect(&proxy)).collect();
+    thread::scope(|scope| {
+        streams.into_iter().for_each(|stream| _ = scope.spawn(|| exchange(stream, LENGTH)));
+    });
+    server.join().unwrap();
+    let total = proxy.stop();
+    let count = CONNECTIONS as u64;
+    assert_eq!((total.accepted, total.connected, total.finished), (count, count, count), "{total:#?}");
+    let bytes = count * LENGTH as u64;
+    assert_eq!((total.bytes_to_servers, total.bytes_to_clients), (bytes, bytes), "{total:#?}");
+}
+
+/// Servers take turns.
+pub fn servers_take_turns(bed: &ProxyBed) {
+    let listeners = [bed.listen(), bed.listen(), bed.listen()];
+    let addresses = listeners.each_ref().map(|listener| listener.local_addr().unwrap());
+    let options = Options { balance: Balance::LeastConnections, ..Options::default() };
+    let proxy = bed.start(options, &addresses);
+    let servers = listeners.map(|listener| echo(listener, 4));
+    // All open at the same time: each server gets a third.
+    let mut streams: Vec<_> = (0..12).map(|_| bed.connect(&proxy)).collect();
+    for stream in &mut streams {
+        stream.write_all(b"x").unwrap();
+        stream.read_exact(&mut [0]).unwrap();
+    }
+    let connections: Vec<u32> =
+        proxy.shared.servers.all().iter().map(|server| server.connections()).collect();
+    assert_eq!(connections, [4, 4, 4]);
+    drop(streams);
+    servers.into_iter().for_each(|server| server.join().unwrap());
+    assert_eq!(proxy.stop().connected, 12);
+}
+
+/// A server that refuses is passed over. Without one that accepts, clients are reset at once.
+pub fn servers_that_refuse_are_passed_over(bed: &ProxyBed) {
+    let closed = bed.listen().local_addr().unwrap();
+    let listener = bed.listen();
+    let proxy = bed.start(Options::default(), &[closed, listener.local_addr().unwrap()]);
+    let server = echo(listener, 4);
+    (0..4).for_each(|_| exchange(bed.connect(&proxy), 1000));
+    server.join().unwrap();
+    // The listener is closed by now.
+    assert_refused(bed, &proxy);
+    let total = proxy.stop();
+    assert_eq!((total.finished, total.no_server), (4, 1), "{total:#?}");
+    assert!(total.connect_failed >= 2, "{total:#?}");
+}
+
+/// The end of one direction leaves the other one open.
+pub fn half_closed_connections_go_on(bed: &ProxyBed) {
+    let listener = bed.listen();
+    let proxy = bed.start(Options::default(), &[listener.local_addr().unwrap()]);
+    let mut client = bed.connect(&proxy);
+    let (mut server, _) = listener.accept().unwrap();
+    client.write_all(b"question").unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    let mut question = Vec::new();
+    server.read_to_end(&mut question).unwrap();
+    assert_eq!(question, b"question");
+    server.write_all(&pattern(100_000)).unwrap();
+    drop(server);
+    let mut answer = Vec::new();
+    client.read_to_end(&mut answer).unwrap();
+    assert!(answer == pattern(100_000));
+    assert_eq!(proxy.stop().finished, 1);
+}
+
+/// If one side is reset, so is the other.
+pub fn resets_are_passed_on(bed: &ProxyBed) {
+    let listener = bed.listen();
+    let proxy = bed.start(Options::default(), &[listener.local_addr().unwrap()]);
+    let mut client = bed.connect(&proxy);
+    let (mut server, _) = listener.accept().unwrap();
+    // In the middle of a transfer: unread bytes make the kernel reset it.
+    client.write_all(b"some").unwrap();
+    server.read_exact(&mut [0; 1]).unwrap();
+    drop(server);
+    assert_reset(&mut client);
+    let mut client = bed.connect(&proxy);
+    let (mut server, _) = listener.accept().unwrap();
+    server.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
+    server.write_all(b"some").unwrap();
+    client.read_exact(&mut [0; 1]).unwrap();
+    drop(client);
+    assert_reset(&mut server);
+    let total = proxy.stop();
+    assert_eq!((total.server_gone, total.client_gone), (1, 1), "{total:#?}");
+}
+
+/// A client that does not read stops its server, and no bytes pile up in between.
+pub fn clients_that_do_not_read_stop_their_servers(bed: &ProxyBed) {
+    const LENGTH: usize = 64 << 20;
+    let listener = bed.listen();
+    let proxy = bed.start(Options::default(), &[listener.local_addr().unwrap()]);
+    let mut client = bed.connect(&proxy);
+    let (mut server, _) = listener.accept().unwrap();
+    server.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
+    let bytes = pattern(1 << 20);
+    let mut sent = 0;
+    let err = loop {
+        match server.write(&bytes[sent % bytes.len()..]) {
+            Ok(written) => sent += written,
+            Err(err) => break err,
+        }
+        assert!(sent < LENGTH, "{sent} bytes are on the way");
+    };
+    assert_eq!(err.kind(), ErrorKind::WouldBlock);
+    // What was accepted arrives once the client reads.
+    server.shutdown(Shutdown::Write).unwrap();
+    let mut received = vec![0; bytes.len()];
+    let mut count = 0;
+    loop {
+        let want = bytes.len() - count % bytes.len();
+        let read = client.read(&mut received[..want]).unwrap();
+        if read == 0 {
+            break;
+        }
+        assert!(received[..read] == bytes[count % bytes.len()..][..read]);
+        count += read;
+    }
+    assert_eq!(count, sent);
+    drop(client);
+    assert_eq!(server.read(&mut [0]).unwrap(), 0);
+    assert_eq!(proxy.stop().bytes_to_clients, sent as u64);
+}
+
+/// Idle connections are cut, those with bytes are not.
+pub fn idle_connections_are_reset(bed: &ProxyBed) {
+    let listener = bed.listen();
+    let options = Options { idle_timeout: Duration::from_millis(300), ..Options::default() };
+    let proxy = bed.start(options, &[listener.local_addr().unwrap()]);
+    let mut client = bed.connect(&proxy);
+    let (mut server, _) = listener.accept().unwrap();
+    server.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
+    assert_reset(&mut client);
+    assert_reset(&mut server);
+    assert_eq!(proxy.stop().idle, 1);
+}
+
+/// Limits on connections, in all and of a source.
+pub fn connections_are_limited(bed: &ProxyBed) {
+    for (in_all, of_source) in [(2, None), (100, Some(2))] {
+        let listener = bed.listen();
+        let options =
+            Options { connections_max: in_all, connections_max_per_source: of_source, ..Options::default() };
+        let proxy = bed.start(options, &[listener.local_addr().unwrap()]);
+        let accepted: Vec<_> = (0..2).map(|_| bed.connect(&proxy)).collect();
+        let servers: Vec<_> = (0..2).map(|_| listener.accept().unwrap().0).collect();
+        assert_refused(bed, &proxy);
+        drop((accepted, servers));
+        let total = proxy.stop();
+        let refused = if of_source.is_some() { (0, 1) } else { (1, 0) };
+        assert_eq!((total.over_limit, total.over_source_limit), refused, "{total:#?}");
+        assert_eq!(total.accepted, 3);
+    }
+}
+
+/// Servers get the client's address by the PROXY protocol.
+pub fn servers_learn_the_address_of_the_client(bed: &ProxyBed) {
+    for header in [ProxyHeader::V1, ProxyHeader::V2] {
+        let listener = bed.listen();
+        let options = Options { header: Some(header), ..Options::default() };
+        let proxy = bed.start(options, &[listener.local_addr().unwrap()]);
+        let mut client = bed.connect(&proxy);
+        client.write_all(b"rest").unwrap();
+        let (mut server, _) = listener.accept().unwrap();
+        let mut expected = header.encode(client.local_addr().unwrap(), proxy.address);
+        expected.extend_from_slice(b"rest");
+        let mut received = vec![0; expected.len()];
+        server.read_exact(&mut received).unwrap();
+        assert_eq!(received, expected);
+        drop((client, server));
+        _ = proxy.stop();
+    }
+}
+
+/// A proxy that is stopped accepts no more connections, and lets those that there are end.
+pub fn connections_end_before_the_proxy(bed: &ProxyBed) {
+    let listener = bed.listen();
+    let proxy = bed.start(Options::default(), &[listener.local_addr().unwrap()]);
+    let client = bed.connect(&proxy);
+    let server = echo(listener, 1);
+    wait_for("a connection to the server", || proxy.counters(), |counters| counters.connected == 1);
+    proxy.shared.stop();
+    let address = proxy.address;
+    let is_refused = || bed.run(|| TcpStream::connect(address).map_err(|err| err.kind()).err());
+    wait_for("a refused connection", is_refused, |err| *err == Some(ErrorKind::ConnectionRefused));
+    exchange(client, 100_000);
+    server.join().unwrap();
+    let total = proxy.stop();
+    // Some of those above may have been accepted before it noticed.
+    assert!(total.finished > 0 && total.cut_off == 0, "{total:#?}");
+}
+
+/// Connections that do not end are cut off.
+pub fn connections_are_cut_off_at_the_end(bed: &ProxyBed) {
+    let listener = bed.listen();
+    let options = Options { drain_timeout: Duration::from_millis(200), ..Options::default() };
+    let proxy = bed.start(options, &[listener.local_addr().unwrap()]);
+    let mut client = bed.connect(&proxy);
+    let _server = listener.accept().unwrap();
+    wait_for("a connection to the server", || proxy.counters(), |counters| counters.connected == 1);
+    assert_eq!(proxy.stop().cut_off, 1);
+    assert_reset(&mut client);
+}
+
+/// The suite as tests on one bed, which is made for each by its name.
+#[macro_export]
+macro_rules! proxy_suite {
+    ($bed:expr) => {
+        $crate::proxy_suite! {
+            $bed;
+            bytes_go_both_ways
+            servers_take_turns
+            servers_that_refuse_are_passed_over
+            half_closed_connections_go_on
+            resets_are_passed_on
+            clients_that_do_not_read_stop_their_servers
+            idle_connections_are_reset
+            connections_are_limited
+            servers_learn_the_address_of_the_client
+            connections_end_before_the_proxy
+            connections_are_cut_off_at_the_end
+        }
+    };
+    ($bed:expr; $($name:ident)*) => {
+        $(
+            #[test]
+            fn $name() {
+                let bed: Option<$crate::proxy_suite::ProxyBed> = ($bed)(stringify!($name));
+                if let Some(bed) = bed {
+                    $crate::proxy_suite::$name(&bed);
+                }
+            }
+        )*
+    };
+}
