@@ -51,6 +51,8 @@ pub struct TcpCounters {
     pub handover_full: u64,
     /// ICMP errors that were read.
     pub icmp_errors: u64,
+    /// Frames that the kernel dropped at the lane's queues, because a ring was full.
+    pub xsk_dropped: u64,
 }
 
 /// A lane: a thread's share of the connections.
@@ -63,10 +65,11 @@ pub struct TcpLane {
     icmp_v6: Option<IcmpErrors>,
     icmp_errors: u64,
     waits: u32,
-    /// First ports of the blocks that connections to others come from, and how many connections
-    /// there were.
+    /// First ports of the blocks that connections to others come from.
     blocks: Vec<u16>,
-    connects: usize,
+    /// The number of the next port. It begins at random: servers may still have connections of an
+    /// earlier process.
+    next_port: usize,
     /// Our address towards a peer, and until when that is remembered.
     sources: HashMap<IpAddr, (IpAddr, Time)>,
     /// Behind the queues: the last lane ends the group.
@@ -86,7 +89,7 @@ impl TcpLane {
         stack: Stack,
         handover: Handover,
         icmp: Icmp,
-        blocks: Vec<u16>,
+        (blocks, next_port): (Vec<u16>, usize),
     ) -> Self {
         Self {
             packets,
@@ -98,7 +101,7 @@ impl TcpLane {
             icmp_errors: 0,
             waits: 0,
             blocks,
-            connects: 0,
+            next_port,
             sources: HashMap::new(),
             group,
         }
@@ -236,8 +239,8 @@ impl TcpLane {
         self.now
     }
 
-    /// Connects to a peer, from the address that the kernel's routes say and a port of the lane's.
-    /// An event tells what has come of it.
+    /// Connects to a peer, from the address that the kernel's routes say (those of the calling
+    /// thread's network namespace) and a port of the lane's. An event tells what has come of it.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] if the lanes have no [source ports](super::TcpBuilder::source_ports),
@@ -260,8 +263,8 @@ impl TcpLane {
         }
         let source = self.source_of(peer.ip())?;
         for _ in 0..ports {
-            let nth = self.connects % ports;
-            self.connects = self.connects.wrapping_add(1);
+            let nth = self.next_port % ports;
+            self.next_port = self.next_port.wrapping_add(1);
             let port = self.blocks[nth / usize::from(PORT_BLOCK)] + nth as u16 % PORT_BLOCK;
             match self.stack.connect_with((source, port).into(), peer, controller, self.now) {
                 Err(manylane_tcp::Error::InUse(_)) => {}
@@ -309,7 +312,15 @@ impl TcpLane {
             handed_over: self.handover.counts.sent,
             handover_full: self.handover.counts.full,
             icmp_errors: self.icmp_errors,
+            xsk_dropped: self.group.control.dropped(lane_id(self.handover.own())),
         }
+    }
+
+    /// What the XDP programs did with the frames of each device: its name, the outcome, frames. All
+    /// lanes of all sockets on a device together.
+    #[must_use]
+    pub fn frame_counts(&self) -> Vec<(String, &'static str, u64)> {
+        self.group.control.frame_counts()
     }
 
     /// What the stack has at the moment.

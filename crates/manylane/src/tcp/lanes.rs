@@ -107,7 +107,7 @@ impl TcpBuilder {
         let lanes = self.lane_count(&control, &sources)?;
         let (start, blocks) = (Instant::now(), sources.blocks.clone());
         let stack = StackConfig { mtu: self.stack.mtu.min(control.packet_len_max()), ..self.stack.clone() };
-        let secret = Secret::new(random::bytes().map_err(|err| Error::system("reading random bytes", err))?);
+        let secret = Secret::new(random_bytes()?);
         let group = Arc::new(Group {
             control: Arc::clone(&control),
             start,
@@ -156,6 +156,10 @@ impl Default for TcpBuilder {
     }
 }
 
+fn random_bytes<const N: usize>() -> Result<[u8; N]> {
+    random::bytes().map_err(|err| Error::system("reading random bytes", err))
+}
+
 fn open_lane(
     group: &Arc<Group>,
     config: &StackConfig,
@@ -174,5 +178,6 @@ fn open_lane(
     others.extend(icmp.v6.as_ref().map(AsFd::as_fd));
     let packets = PacketQueues::new(Arc::clone(&group.control), lane_id(handover.own()), &others)?;
     let blocks = group.sources.of_lane(handover.own(), lanes);
-    Ok(TcpLane::new(Arc::clone(group), packets, stack, handover, icmp, blocks))
+    let next_port = usize::from(u16::from_ne_bytes(random_bytes()?));
+    Ok(TcpLane::new(Arc::clone(group), packets, stack, handover, icmp, (blocks, next_port)))
 }
