@@ -206,8 +206,8 @@ fn assert_refused(bed: &ProxyBed, proxy: &RunningProxy) {
 
 /// Every byte arrives once and in order, in both directions, over many connections.
 pub fn bytes_go_both_ways(bed: &ProxyBed) {
-    const CONNECTIONS: usize = 24;
-    const LENGTH: usize = 300_000;
+    const CONNECTIONS: usize = 16;
+    const LENGTH: usize = 150_000;
     let listener = bed.listen();
     let proxy = bed.start(Options::default(), &[listener.local_addr().unwrap()]);
     let server = echo(listener, CONNECTIONS);
@@ -237,7 +237,7 @@ pub fn servers_take_turns(bed: &ProxyBed) {
         stream.read_exact(&mut [0]).unwrap();
     }
     let connections: Vec<u32> =
-        proxy.shared.servers.all().iter().map(|server| server.connections()).collect();
+        proxy.shared.settings().servers.all().iter().map(|server| server.connections()).collect();
     assert_eq!(connections, [4, 4, 4]);
     drop(streams);
     servers.into_iter().for_each(|server| server.join().unwrap());
@@ -387,6 +387,35 @@ pub fn servers_learn_the_address_of_the_client(bed: &ProxyBed) {
     }
 }
 
+/// New settings are for new connections, and close none.
+pub fn servers_change_without_closing_connections(bed: &ProxyBed) {
+    let listeners = [bed.listen(), bed.listen()];
+    let addresses = listeners.each_ref().map(|listener| listener.local_addr().unwrap());
+    let proxy = bed.start(Options::default(), &addresses[..1]);
+    let before = bed.connect(&proxy);
+    let (server, _) = listeners[0].accept().unwrap();
+    proxy.shared.reload(Options { connections_max: 2, ..Options::default() }, &addresses[1..]);
+    // A lane may not have noticed yet.
+    let [_, second] = listeners;
+    second.set_nonblocking(true).unwrap();
+    let is_new = || {
+        _ = bed.connect(&proxy);
+        second.accept().is_ok()
+    };
+    wait_for("a connection to the new server", is_new, |is_new| *is_new);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut bytes = Vec::new();
+            (&server).read_to_end(&mut bytes).unwrap();
+            (&server).write_all(&bytes).unwrap();
+            server.shutdown(Shutdown::Write).unwrap();
+        });
+        exchange(before, 100_000);
+    });
+    let total = proxy.stop();
+    assert!(total.finished > 0 && total.bytes_to_clients >= 100_000, "{total:#?}");
+}
+
 /// A proxy that is stopped accepts no more connections, and lets those that there are end.
 pub fn connections_end_before_the_proxy(bed: &ProxyBed) {
     let listener = bed.listen();
@@ -432,6 +461,7 @@ macro_rules! proxy_suite {
             idle_connections_are_reset
             connections_are_limited
             servers_learn_the_address_of_the_client
+            servers_change_without_closing_connections
             connections_end_before_the_proxy
             connections_are_cut_off_at_the_end
         }

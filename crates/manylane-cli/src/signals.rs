@@ -4,8 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
+
+/// A flag that each SIGHUP sets.
+pub(crate) fn hangup_flag() -> Result<Arc<AtomicBool>> {
+    let hangup = Arc::new(AtomicBool::new(false));
+    flag::register(SIGHUP, Arc::clone(&hangup)).context("cannot handle signals")?;
+    Ok(hangup)
+}
 
 /// A flag that the first signal sets. At the second one, the program exits with 1 at once.
 pub(crate) fn stop_flag() -> Result<Arc<AtomicBool>> {

@@ -50,7 +50,7 @@ pub(crate) struct Balancer {
     balance: Balance,
     next: usize,
     table: Maglev,
-    /// The version of the servers that the table is of.
+    /// The version of the servers that the table is of. They have none that is zero.
     version: u64,
 }
 
@@ -59,10 +59,17 @@ impl Balancer {
         Balancer { balance, next: 0, table: Maglev::default(), version: 0 }
     }
 
-    /// A server that is up and was not tried, if there is one.
-    pub(crate) fn choose(&mut self, servers: &Servers, client: SocketAddr, tried: &[usize]) -> Option<usize> {
+    /// The place of a server that is up and was not tried, if there is one.
+    pub(crate) fn choose(
+        &mut self,
+        servers: &Servers,
+        client: SocketAddr,
+        tried: &[SocketAddr],
+    ) -> Option<usize> {
         let all = servers.all();
-        let is_free = |at: &usize| all.get(*at).is_some_and(|server| server.is_up()) && !tried.contains(at);
+        let is_free = |at: &usize| {
+            all.get(*at).is_some_and(|server| server.is_up() && !tried.contains(&server.address))
+        };
         match self.balance {
             Balance::RoundRobin => {
                 let found = (0..all.len()).map(|ahead| (self.next + ahead) % all.len()).find(is_free)?;
@@ -91,10 +98,18 @@ impl Balancer {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, SocketAddrV4};
+
     use super::*;
 
+    const ADDRESSES: [SocketAddr; 3] = [server(1), server(2), server(3)];
+
+    const fn server(last: u8) -> SocketAddr {
+        SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, last), 80))
+    }
+
     fn servers() -> Servers {
-        Servers::new(&[1, 2, 3].map(|last| ([10, 0, 0, last], 80).into()))
+        Servers::new(&ADDRESSES, &Servers::default())
     }
 
     fn client() -> SocketAddr {
@@ -113,13 +128,13 @@ mod tests {
     fn round_robin_takes_turns_and_skips_those_that_were_tried() {
         let servers = servers();
         let mut balancer = Balancer::new(Balance::RoundRobin);
-        let mut choose = |tried: &[usize]| balancer.choose(&servers, client(), tried);
+        let mut choose = |tried: &[SocketAddr]| balancer.choose(&servers, client(), tried);
         assert_eq!(
             [choose(&[]), choose(&[]), choose(&[]), choose(&[])],
             [Some(0), Some(1), Some(2), Some(0)]
         );
-        assert_eq!(choose(&[1, 2]), Some(0));
-        assert_eq!(choose(&[0, 1, 2]), None);
+        assert_eq!(choose(&ADDRESSES[1..]), Some(0));
+        assert_eq!(choose(&ADDRESSES), None);
     }
 
     #[test]
@@ -129,9 +144,9 @@ mod tests {
         for expected in [0, 1, 2, 0] {
             let at = balancer.choose(&servers, client(), &[]).unwrap();
             assert_eq!(at, expected);
-            servers.add_connection(at);
+            servers.all()[at].add_connection();
         }
-        servers.remove_connection(1);
+        servers.all()[1].remove_connection();
         assert_eq!(balancer.choose(&servers, client(), &[]), Some(1));
     }
 
@@ -141,8 +156,8 @@ mod tests {
         let mut balancer = Balancer::new(Balance::Hash);
         let first = balancer.choose(&servers, client(), &[]).unwrap();
         assert_eq!(balancer.choose(&servers, client(), &[]), Some(first));
-        let second = balancer.choose(&servers, client(), &[first]).unwrap();
+        let second = balancer.choose(&servers, client(), &[ADDRESSES[first]]).unwrap();
         assert_ne!(second, first);
-        assert_eq!(balancer.choose(&servers, client(), &[0, 1, 2]), None);
+        assert_eq!(balancer.choose(&servers, client(), &ADDRESSES), None);
     }
 }

@@ -25,9 +25,11 @@ mod limits;
 mod maglev;
 pub mod servers;
 mod sessions;
+mod settings;
 
 pub use balance::Balance;
 pub use counters::{Counters, LaneCounters};
 pub use header::ProxyHeader;
 pub use kernel::KernelLane;
-pub use sessions::{Options, Proxy, Shared};
+pub use sessions::Proxy;
+pub use settings::{Options, Settings, Shared};

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Why a connection is refused.
@@ -18,28 +18,41 @@ pub(crate) enum Refused {
 /// The connections that there are.
 #[derive(Debug)]
 pub(crate) struct Limits {
-    max: u64,
-    /// None: sources are not counted.
-    max_per_source: Option<u32>,
+    max: AtomicU64,
+    /// Zero: not limited.
+    max_per_source: AtomicU32,
     open: AtomicU64,
     sources: Mutex<HashMap<IpAddr, u32>>,
 }
 
 impl Limits {
     pub(crate) fn new(max: u64, max_per_source: Option<u32>) -> Limits {
-        Limits { max, max_per_source, open: AtomicU64::new(0), sources: Mutex::default() }
+        let limits = Limits {
+            max: AtomicU64::new(0),
+            max_per_source: AtomicU32::new(0),
+            open: AtomicU64::new(0),
+            sources: Mutex::default(),
+        };
+        limits.set(max, max_per_source);
+        limits
+    }
+
+    /// Changes the limits: for connections that come.
+    pub(crate) fn set(&self, max: u64, max_per_source: Option<u32>) {
+        self.max.store(max, Ordering::Relaxed);
+        self.max_per_source.store(max_per_source.unwrap_or(0), Ordering::Relaxed);
     }
 
     /// Counts a connection, if it is within the limits.
     pub(crate) fn admit(&self, source: IpAddr) -> Result<(), Refused> {
-        if self.open.fetch_add(1, Ordering::Relaxed) >= self.max {
+        if self.open.fetch_add(1, Ordering::Relaxed) >= self.max.load(Ordering::Relaxed) {
             self.open.fetch_sub(1, Ordering::Relaxed);
             return Err(Refused::Limit);
         }
-        let Some(max) = self.max_per_source else { return Ok(()) };
+        let max = self.max_per_source.load(Ordering::Relaxed);
         let mut sources = self.sources();
         let count = sources.entry(source).or_default();
-        if *count >= max {
+        if max > 0 && *count >= max {
             drop(sources);
             self.open.fetch_sub(1, Ordering::Relaxed);
             return Err(Refused::SourceLimit);
@@ -51,9 +64,6 @@ impl Limits {
     /// A connection that was admitted has ended.
     pub(crate) fn release(&self, source: IpAddr) {
         self.open.fetch_sub(1, Ordering::Relaxed);
-        if self.max_per_source.is_none() {
-            return;
-        }
         let mut sources = self.sources();
         if let Some(count) = sources.get_mut(&source) {
             *count -= 1;
@@ -90,6 +100,10 @@ mod tests {
         for last in [1, 2, 3] {
             limits.release(source(last));
         }
+        limits.set(1, None);
+        assert_eq!(limits.admit(source(1)), Ok(()));
+        assert_eq!(limits.admit(source(1)), Err(Refused::Limit));
+        limits.release(source(1));
         assert_eq!(limits.open.load(Ordering::Relaxed), 0);
         assert!(limits.sources().is_empty(), "sources without connections take no memory");
     }

@@ -2,6 +2,7 @@
 //! them.
 
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -20,6 +21,11 @@ pub struct Server {
 }
 
 impl Server {
+    fn new(address: SocketAddr) -> Server {
+        let (failures, connections) = (AtomicU32::new(0), AtomicU32::new(0));
+        Server { address, is_up: AtomicBool::new(true), failures, connections }
+    }
+
     /// True if it passed the last checks, or was not checked yet.
     #[must_use]
     pub fn is_up(&self) -> bool {
@@ -31,50 +37,44 @@ impl Server {
     pub fn connections(&self) -> u32 {
         self.connections.load(Ordering::Relaxed)
     }
+
+    pub(crate) fn add_connection(&self) {
+        self.connections.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn remove_connection(&self) {
+        self.connections.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// The servers of a proxy.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Servers {
-    servers: Vec<Server>,
+    servers: Vec<Arc<Server>>,
     /// Counts changes of what is up.
     version: AtomicU64,
 }
 
 impl Servers {
-    /// Servers at these addresses.
+    /// Servers at these addresses. Those that were among `before` stay what they are.
     #[must_use]
-    pub fn new(addresses: &[SocketAddr]) -> Servers {
-        let server = |address: &SocketAddr| Server {
-            address: *address,
-            is_up: AtomicBool::new(true),
-            failures: AtomicU32::new(0),
-            connections: AtomicU32::new(0),
+    pub fn new(addresses: &[SocketAddr], before: &Servers) -> Servers {
+        let server = |address: &SocketAddr| {
+            let known = before.servers.iter().find(|server| server.address == *address);
+            known.map_or_else(|| Arc::new(Server::new(*address)), Arc::clone)
         };
         Servers { servers: addresses.iter().map(server).collect(), version: AtomicU64::new(1) }
     }
 
     /// All of them, in the order in which they were given.
     #[must_use]
-    pub fn all(&self) -> &[Server] {
+    pub fn all(&self) -> &[Arc<Server>] {
         &self.servers
     }
 
     /// Changes whenever a server goes up or down.
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn add_connection(&self, server: usize) {
-        if let Some(server) = self.servers.get(server) {
-            server.connections.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    pub(crate) fn remove_connection(&self, server: usize) {
-        if let Some(server) = self.servers.get(server) {
-            server.connections.fetch_sub(1, Ordering::Relaxed);
-        }
     }
 
     /// Tries once to connect to each server, for at most `timeout`, by sockets of the kernel: a
@@ -103,7 +103,7 @@ mod tests {
     fn a_server_is_down_after_two_failures_and_up_again_at_once() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let servers = Servers::new(&[address]);
+        let servers = Servers::new(&[address], &Servers::default());
         let check = || {
             servers.check(Duration::from_secs(10));
             (servers.all()[0].is_up(), servers.version())
@@ -115,5 +115,15 @@ mod tests {
         assert_eq!(check(), (false, 2));
         let _listener = TcpListener::bind(address).unwrap();
         assert_eq!(check(), (true, 3));
+    }
+
+    #[test]
+    fn servers_that_stay_keep_their_connections() {
+        let [one, two]: [SocketAddr; 2] = [([10, 0, 0, 1], 80).into(), ([10, 0, 0, 2], 80).into()];
+        let before = Servers::new(&[one], &Servers::default());
+        before.all()[0].add_connection();
+        let after = Servers::new(&[two, one], &before);
+        let counts: Vec<u32> = after.all().iter().map(|server| server.connections()).collect();
+        assert_eq!(counts, [0, 1]);
     }
 }

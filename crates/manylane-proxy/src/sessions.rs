@@ -13,83 +13,21 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use manylane::tcp::{Event, Id, Reason, Time, What};
 use manylane_tcp::wheel::Wheel;
 
-use crate::balance::{Balance, Balancer};
+use crate::balance::Balancer;
 use crate::counters::{LaneCounters, add};
-use crate::header::ProxyHeader;
 use crate::lane::{ProxyLane, Result};
-use crate::limits::{Limits, Refused};
-use crate::servers::Servers;
+use crate::limits::Refused;
+use crate::servers::Server;
+use crate::settings::{Settings, Shared};
 
 /// Servers that are tried for a connection.
 const TRIES_MAX: usize = 3;
-
-/// What a user can set.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// How servers are chosen.
-    pub balance: Balance,
-    /// The header that servers expect.
-    pub header: Option<ProxyHeader>,
-    /// Longest time to connect to a server.
-    pub connect_timeout: Duration,
-    /// Longest time without bytes.
-    pub idle_timeout: Duration,
-    /// The same, once one side has ended its data.
-    pub half_closed_timeout: Duration,
-    /// Connections of clients at most.
-    pub connections_max: u64,
-    /// Connections of one source address at most; none: not limited.
-    pub connections_max_per_source: Option<u32>,
-    /// Longest time that connections have to end, once no more are accepted.
-    pub drain_timeout: Duration,
-}
-
-impl Default for Options {
-    fn default() -> Options {
-        Options {
-            balance: Balance::default(),
-            header: None,
-            connect_timeout: Duration::from_secs(5),
-            idle_timeout: Duration::from_secs(300),
-            half_closed_timeout: Duration::from_secs(30),
-            connections_max: 100_000,
-            connections_max_per_source: None,
-            drain_timeout: Duration::from_secs(30),
-        }
-    }
-}
-
-/// What the lanes of a proxy have in common.
-#[derive(Debug)]
-pub struct Shared {
-    options: Options,
-    /// The servers.
-    pub servers: Servers,
-    limits: Limits,
-    is_stopping: AtomicBool,
-}
-
-impl Shared {
-    /// A proxy to these servers.
-    #[must_use]
-    pub fn new(options: Options, servers: &[SocketAddr]) -> Arc<Shared> {
-        let limits = Limits::new(options.connections_max, options.connections_max_per_source);
-        let servers = Servers::new(servers);
-        Arc::new(Shared { options, servers, limits, is_stopping: AtomicBool::new(false) })
-    }
-
-    /// No more connections are accepted. Lanes end when the last session has, or after the drain
-    /// timeout.
-    pub fn stop(&self) {
-        self.is_stopping.store(true, Ordering::Release);
-    }
-}
 
 /// A side of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,10 +53,10 @@ struct Session {
     client_addr: SocketAddr,
     /// The address that it has connected to.
     local_addr: SocketAddr,
-    server: Id,
+    /// The connection to the server, once it is asked for.
+    server: Option<(Id, Arc<Server>)>,
     /// The servers that were tried, the last one among them.
-    tried: [usize; TRIES_MAX],
-    tries: usize,
+    tried: [Option<SocketAddr>; TRIES_MAX],
     is_connected: bool,
     /// The rest of the header that there was no room for.
     header: Vec<u8>,
@@ -141,6 +79,8 @@ struct Place {
 pub struct Proxy<L> {
     lane: L,
     shared: Arc<Shared>,
+    settings: Arc<Settings>,
+    generation: u64,
     counters: Arc<LaneCounters>,
     balancer: Balancer,
     sessions: Vec<Option<Session>>,
@@ -160,10 +100,14 @@ impl<L: ProxyLane> Proxy<L> {
     /// The proxy of a lane that listens.
     pub fn new(lane: L, shared: Arc<Shared>, counters: Arc<LaneCounters>) -> Self {
         let now = lane.now();
-        let balancer = Balancer::new(shared.options.balance);
+        let generation = shared.generation();
+        let settings = shared.settings();
+        let balancer = Balancer::new(settings.options.balance);
         Self {
             lane,
             shared,
+            settings,
+            generation,
             counters,
             balancer,
             sessions: Vec::new(),
@@ -190,6 +134,12 @@ impl<L: ProxyLane> Proxy<L> {
         let now = self.lane.now();
         let timeout = self.deadlines.next().map_or(TICK, |next| next.since(now).min(TICK));
         self.lane.wait(timeout)?;
+        let generation = self.shared.generation();
+        if generation != self.generation {
+            self.generation = generation;
+            self.settings = self.shared.settings();
+            self.balancer = Balancer::new(self.settings.options.balance);
+        }
         while let Some(event) = self.lane.event() {
             self.handle(event);
         }
@@ -197,9 +147,9 @@ impl<L: ProxyLane> Proxy<L> {
         while let Some(session) = self.deadlines.pop(now) {
             self.expire(session, now);
         }
-        if self.ends.is_none() && self.shared.is_stopping.load(Ordering::Acquire) {
+        if self.ends.is_none() && self.shared.is_stopping() {
             self.lane.stop_listening();
-            self.ends = Some(now + self.shared.options.drain_timeout);
+            self.ends = Some(now + self.settings.options.drain_timeout);
         }
         let Some(ends) = self.ends else { return Ok(true) };
         if now >= ends {
@@ -237,7 +187,7 @@ impl<L: ProxyLane> Proxy<L> {
         let Some((local_addr, client_addr)) = self.lane.addresses(client) else {
             return add(&self.counters.client_gone, 1);
         };
-        if let Err(refused) = self.shared.limits.admit(client_addr.ip()) {
+        if let Err(refused) = self.shared.limits().admit(client_addr.ip()) {
             self.lane.abort(client);
             return match refused {
                 Refused::Limit => add(&self.counters.over_limit, 1),
@@ -248,9 +198,8 @@ impl<L: ProxyLane> Proxy<L> {
             client,
             client_addr,
             local_addr,
-            server: client,
-            tried: [0; TRIES_MAX],
-            tries: 0,
+            server: None,
+            tried: [None; TRIES_MAX],
             is_connected: false,
             header: Vec::new(),
             is_client_done: false,
@@ -273,38 +222,37 @@ impl<L: ProxyLane> Proxy<L> {
 
     /// Connects to a server that was not tried yet.
     fn connect(&mut self, at: u32) {
+        let settings = Arc::clone(&self.settings);
         loop {
             let Some(session) = self.sessions.get_mut(at as usize).and_then(Option::as_mut) else { return };
-            let tried = &session.tried[..session.tries];
-            let servers = &self.shared.servers;
-            let chosen = if session.tries < TRIES_MAX {
-                self.balancer.choose(servers, session.client_addr, tried)
-            } else {
-                None
-            };
-            let Some(chosen) = chosen else { return self.end(at, End::NoServer, true) };
-            session.tried[session.tries] = chosen;
-            session.tries += 1;
-            match self.lane.connect(servers.all()[chosen].address) {
-                Ok(server) => {
-                    servers.add_connection(chosen);
-                    session.server = server;
-                    self.set_place(server, at, Side::Server);
-                    let deadline = self.lane.now() + self.shared.options.connect_timeout;
-                    return self.deadlines.set(at, deadline);
+            let client = session.client_addr;
+            let tried: Vec<SocketAddr> = session.tried.iter().copied().flatten().collect();
+            let chosen = session.tried.get_mut(tried.len()).and_then(|place| {
+                let chosen = self.balancer.choose(&settings.servers, client, &tried)?;
+                let server = settings.servers.all().get(chosen)?;
+                *place = Some(server.address);
+                Some(server)
+            });
+            let Some(server) = chosen else { return self.end(at, End::NoServer, true) };
+            match self.lane.connect(server.address) {
+                Ok(id) => {
+                    server.add_connection();
+                    session.server = Some((id, Arc::clone(server)));
+                    self.set_place(id, at, Side::Server);
+                    return self.deadlines.set(at, self.lane.now() + settings.options.connect_timeout);
                 }
                 Err(err) => {
                     add(&self.counters.connect_failed, 1);
-                    log::debug!("cannot connect to {}: {err}", servers.all()[chosen].address);
+                    log::debug!("cannot connect to {}: {err}", server.address);
                 }
             }
         }
     }
 
-    /// The connection to the server failed. `server` is still open if it took too long.
-    fn connect_failed(&mut self, at: u32, is_open: bool) {
+    /// The connection to the server failed, or takes too long.
+    fn connect_failed(&mut self, at: u32) {
         add(&self.counters.connect_failed, 1);
-        self.remove_server(at, is_open);
+        self.remove_server(at, false);
         self.connect(at);
     }
 
@@ -314,22 +262,20 @@ impl<L: ProxyLane> Proxy<L> {
         add(&self.counters.connected, 1);
         session.is_connected = true;
         session.active = now;
-        if let Some(header) = self.shared.options.header {
+        if let Some(header) = self.settings.options.header {
             session.header = header.encode(session.client_addr, session.local_addr);
         }
-        self.deadlines.set(at, now + self.shared.options.idle_timeout);
+        self.deadlines.set(at, now + self.settings.options.idle_timeout);
         self.pump(at, Side::Client);
     }
 
     /// Moves what one side has sent to the other one.
     fn pump(&mut self, at: u32, from: Side) {
         let Some(session) = self.sessions.get_mut(at as usize).and_then(Option::as_mut) else { return };
-        if !session.is_connected {
-            return;
-        }
+        let Some((server, _)) = session.server.as_ref().filter(|_| session.is_connected) else { return };
         let (source, target, counter) = match from {
-            Side::Client => (session.client, session.server, &self.counters.bytes_to_servers),
-            Side::Server => (session.server, session.client, &self.counters.bytes_to_clients),
+            Side::Client => (session.client, *server, &self.counters.bytes_to_servers),
+            Side::Server => (*server, session.client, &self.counters.bytes_to_clients),
         };
         if from == Side::Client && !session.header.is_empty() {
             let written = self.lane.write(target, &session.header);
@@ -356,14 +302,14 @@ impl<L: ProxyLane> Proxy<L> {
             return self.end(at, End::Finished, false);
         }
         self.lane.shutdown(target);
-        self.deadlines.set(at, self.lane.now() + self.shared.options.half_closed_timeout);
+        self.deadlines.set(at, self.lane.now() + self.settings.options.half_closed_timeout);
     }
 
     /// One side is over.
     fn closed(&mut self, at: u32, side: Side, reason: Reason) {
         let Some(session) = self.sessions.get(at as usize).and_then(Option::as_ref) else { return };
         match (side, reason) {
-            (Side::Server, _) if !session.is_connected => self.connect_failed(at, false),
+            (Side::Server, _) if !session.is_connected => self.connect_failed(at),
             // Both directions of it have ended in order: so do those of the other side.
             (_, Reason::Finished) => self.end(at, End::Finished, false),
             (Side::Client, _) => self.end(at, End::ClientGone, true),
@@ -375,10 +321,10 @@ impl<L: ProxyLane> Proxy<L> {
     fn expire(&mut self, at: u32, now: Time) {
         let Some(session) = self.sessions.get(at as usize).and_then(Option::as_ref) else { return };
         if !session.is_connected {
-            return self.connect_failed(at, true);
+            return self.connect_failed(at);
         }
         let is_half_closed = session.is_client_done || session.is_server_done;
-        let options = &self.shared.options;
+        let options = &self.settings.options;
         let timeout = if is_half_closed { options.half_closed_timeout } else { options.idle_timeout };
         let deadline = session.active + timeout;
         if deadline > now {
@@ -404,7 +350,7 @@ impl<L: ProxyLane> Proxy<L> {
         } else {
             self.lane.close(session.client);
         }
-        self.shared.limits.release(session.client_addr.ip());
+        self.shared.limits().release(session.client_addr.ip());
         let counters = &self.counters;
         counters.open.store(self.open as u64, Ordering::Relaxed);
         let counter: &AtomicU64 = match end {
@@ -421,18 +367,14 @@ impl<L: ProxyLane> Proxy<L> {
     /// Is done with the connection to the server, if there is one.
     fn remove_server(&mut self, at: u32, in_order: bool) {
         let Some(session) = self.sessions.get_mut(at as usize).and_then(Option::as_mut) else { return };
-        if session.server == session.client {
-            return;
-        }
-        let server = std::mem::replace(&mut session.server, session.client);
-        let Some(target) = session.tries.checked_sub(1).map(|last| session.tried[last]) else { return };
         let is_connected = session.is_connected;
-        self.shared.servers.remove_connection(target);
-        self.remove_place(server);
+        let Some((id, server)) = session.server.take() else { return };
+        server.remove_connection();
+        self.remove_place(id);
         if in_order && is_connected {
-            self.lane.close(server);
+            self.lane.close(id);
         } else {
-            self.lane.abort(server);
+            self.lane.abort(id);
         }
     }
 

@@ -256,6 +256,19 @@ pub fn unshare_fd_table() -> io::Result<()> {
     Ok(unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::FILES) }?)
 }
 
+/// Raises the number of descriptors that this process may have (`RLIMIT_NOFILE`) as far as that
+/// needs no privilege; returns it. Not for programs that use select(2), which has no descriptor
+/// above 1023.
+pub fn raise_descriptor_limit() -> u64 {
+    let limit = process::getrlimit(process::Resource::Nofile);
+    // It fails for invalid values only. Without a maximum, the kernel's own bound holds.
+    _ = process::setrlimit(
+        process::Resource::Nofile,
+        process::Rlimit { current: limit.maximum, maximum: limit.maximum },
+    );
+    limit.maximum.unwrap_or(u64::MAX)
+}
+
 /// The number of descriptors that this process may have (`RLIMIT_NOFILE`).
 #[must_use]
 pub fn descriptors_max() -> usize {

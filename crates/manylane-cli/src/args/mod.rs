@@ -24,7 +24,7 @@ pub(crate) use self::bench::{
 pub(crate) use self::lab::{LabArgs, LabPaper};
 pub(crate) use self::live::{FilterArgs, LimitArgs, TopArgs};
 pub(crate) use self::machine::{DoctorArgs, TuneArgs};
-pub(crate) use self::proxy::{ProxyArgs, ProxyStack};
+pub(crate) use self::proxy::{ProxyArgs, ProxyStack, port_range};
 pub(crate) use self::serve::{CaptureArgs, EchoArgs, RunArgs, SendArgs};
 pub(crate) use self::values::CaptureTarget;
 

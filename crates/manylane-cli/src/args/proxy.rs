@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -26,11 +27,18 @@ pub(crate) enum ProxyStack {
 #[derive(Debug, Args)]
 pub(crate) struct ProxyArgs {
     /// Address to accept connections at, such as 192.0.2.1:443; can be repeated
-    #[arg(long, value_name = "ADDR", required = true)]
+    #[arg(long, value_name = "ADDR", required_unless_present = "config")]
     pub(crate) listen: Vec<SocketAddr>,
     /// Servers, such as 10.0.0.1:80,10.0.0.2:80
-    #[arg(long, value_name = "LIST", required = true, value_delimiter = ',')]
+    #[arg(long, value_name = "LIST", required_unless_present = "config", value_delimiter = ',')]
     pub(crate) to: Vec<SocketAddr>,
+    /// Read these options from a TOML file instead, and again at SIGHUP
+    ///
+    /// Its keys are the names of the options, such as idle-timeout = "5m". At SIGHUP, servers,
+    /// --balance, --proxy-protocol, limits on connections and time-outs change, and no connection
+    /// is closed.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["listen", "to", "balance", "proxy_protocol", "check_interval", "stack", "lanes", "interface", "source_ports", "xdp_generic", "limit", "allow", "deny", "max_connections", "max_per_source", "connect_timeout", "idle_timeout", "half_closed_timeout", "drain_timeout"])]
+    pub(crate) config: Option<PathBuf>,
     /// Which server gets a connection: round-robin, least-connections or hash
     ///
     /// hash: by the client's address and port, with Maglev's table, so that proxies with the same
@@ -91,7 +99,7 @@ pub(crate) struct ProxyArgs {
 }
 
 /// `49152-65535`.
-fn port_range(text: &str) -> Result<RangeInclusive<u16>, String> {
+pub(crate) fn port_range(text: &str) -> Result<RangeInclusive<u16>, String> {
     let range = text.split_once('-').and_then(|(first, last)| Some(first.parse().ok()?..=last.parse().ok()?));
     range.filter(|range| !range.is_empty()).ok_or_else(|| "expected FIRST-LAST, such as 49152-65535".into())
 }

@@ -114,6 +114,56 @@ fn loopback_proxy_serves_until_it_is_told_to_end() {
     }
 }
 
+/// A server that says its name.
+fn say(name: &'static str) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            _ = stream.and_then(|mut stream| stream.write_all(name.as_bytes()));
+        }
+    });
+    address
+}
+
+#[test]
+fn loopback_proxy_reads_its_file_again() {
+    let folder = crate::program::folder("proxy_config");
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("proxy.toml");
+    let write = |server: &str, more: &str| {
+        let text = format!("listen = [\"127.0.0.1:0\"]\nto = [\"{server}\"]\n{more}\n");
+        std::fs::write(&file, text).unwrap();
+    };
+    let [one, two] = ["one", "two"].map(|name| say(name).to_string());
+    write(&one, "check-interval = \"0\"");
+    let proxy = Proxy::start(manylane(&["proxy", "--json", "--config", file.to_str().unwrap()]));
+    let pid = proxy.child.id().to_string();
+    let reload = |answer: &str| {
+        assert!(Command::new("kill").args(["-s", "HUP", &pid]).status().unwrap().success());
+        let log = || proxy.log.lock().unwrap().clone();
+        wait_for("a line about the reload", log, |log| log.iter().any(|line| line.contains(answer)));
+    };
+    let answer = || {
+        let mut stream = TcpStream::connect(proxy.addr).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    assert_eq!(answer(), "one");
+    write(&two, "check-interval = \"0\"\nlanes = 7");
+    reload("lanes has changed");
+    // Lanes notice within a moment.
+    wait_for("an answer of the new server", answer, |answer| answer == "two");
+    write(&one, "idle-timeout = \"soon\"");
+    reload("not reloaded");
+    assert!(proxy.log.lock().unwrap().iter().any(|line| line.contains("line 3")));
+    assert_eq!(answer(), "two");
+    let document = proxy.end();
+    assert_eq!(document["rows"][0]["no_server"], 0, "{document}");
+    _ = std::fs::remove_dir_all(folder);
+}
+
 #[test]
 fn loopback_proxy_names_what_is_wrong() {
     for (words, why) in [
@@ -132,6 +182,18 @@ fn loopback_proxy_names_what_is_wrong() {
     assert!(stderr(&output).contains("cannot listen"), "{}", stderr(&output));
 }
 
+/// A proxy on TCP lanes of the second host, to a server on the first one.
+fn start_in(testbed: &Testbed, listen: &str, to: &str) -> Proxy {
+    let host = testbed.host(1);
+    let words = ["--listen", listen, "--to", to, "--interface", host.device(0), "--json"];
+    let program = manylane(&[]).get_program().to_owned();
+    let mut command = host.command(program).unwrap();
+    command.arg("proxy").args(words).args(["--check-interval", "50ms"]);
+    let proxy = Proxy::start(command);
+    assert!(proxy.stack.starts_with("stack xdp, "), "{}", proxy.stack);
+    proxy
+}
+
 /// With a stack of its own, and servers that are checked by the kernel's beside it.
 #[test]
 fn netns_proxy_has_a_stack_of_its_own() {
@@ -143,13 +205,7 @@ fn netns_proxy_has_a_stack_of_its_own() {
     let server = peer.run(|| TcpListener::bind((peer.ip(0, false), 0)).unwrap());
     let to = server.local_addr().unwrap().to_string();
     peer.run(|| answer_all(server));
-    let listen = format!("{}:0", host.ip(0, false));
-    let words = ["--listen", &listen, "--to", &to, "--interface", host.device(0), "--json"];
-    let program = manylane(&[]).get_program().to_owned();
-    let mut command = host.command(program).unwrap();
-    command.arg("proxy").args(words).args(["--check-interval", "50ms"]);
-    let proxy = Proxy::start(command);
-    assert!(proxy.stack.starts_with("stack xdp, "), "{}", proxy.stack);
+    let proxy = start_in(&testbed, &format!("{}:0", host.ip(0, false)), &to);
     let text = "x".repeat(100_000);
     for _ in 0..5 {
         assert!(peer.run(|| ask(proxy.addr, &text)) == text);
@@ -159,4 +215,32 @@ fn netns_proxy_has_a_stack_of_its_own() {
     for (name, count) in [("accepted", 5), ("finished", 5), ("bytes_to_clients", 500_000)] {
         assert_eq!(total[name], count, "{name}: {total}");
     }
+}
+
+/// Clients of a proxy that was killed get a reset with their next packet, and the next process has
+/// the address.
+#[test]
+fn netns_proxy_that_was_killed_is_followed_by_another_one() {
+    if !skip::need_root("netns_proxy_that_was_killed_is_followed_by_another_one") {
+        return;
+    }
+    let testbed = Testbed::new(&Layout { queues: 1, ..Layout::default() }).unwrap();
+    let (peer, host) = (testbed.host(0), testbed.host(1));
+    let server = peer.run(|| TcpListener::bind((peer.ip(0, false), 0)).unwrap());
+    let to = server.local_addr().unwrap().to_string();
+    peer.run(|| answer_all(server));
+    let listen = format!("{}:4281", host.ip(0, false));
+    let mut proxy = start_in(&testbed, &listen, &to);
+    let mut client = peer.run(|| TcpStream::connect(proxy.addr).unwrap());
+    client.set_read_timeout(Some(Duration::from_secs(100))).unwrap();
+    client.write_all(b"some").unwrap();
+    proxy.child.kill().unwrap();
+    proxy.child.wait().unwrap();
+    let next = start_in(&testbed, &listen, &to);
+    // The next process knows as little of the connection as the kernel would.
+    _ = client.write_all(b"more");
+    let err = client.read(&mut [0; 8]).unwrap_err();
+    assert_eq!(err.kind(), std::io::ErrorKind::ConnectionReset);
+    assert_eq!(peer.run(|| ask(next.addr, "again")), "again");
+    assert_eq!(next.end()["rows"][0]["finished"], 1);
 }

@@ -1,5 +1,7 @@
 //! `manylane proxy`: connections of clients to servers, on lanes.
 
+mod config;
+
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,10 +14,11 @@ use manylane::tcp::{StackConfig, TcpBuilder, TcpLane};
 use manylane::{Builder, MetricsPort};
 use manylane_measure::Document;
 use manylane_proxy::lane::ProxyLane;
-use manylane_proxy::{Counters, KernelLane, LaneCounters, Options, Proxy, Shared};
-use manylane_sys::cpu;
+use manylane_proxy::{Counters, KernelLane, LaneCounters, Proxy, Shared};
+use manylane_sys::{cpu, process};
 use serde::Serialize;
 
+use self::config::Config;
 use crate::args::{ProxyArgs, ProxyStack};
 use crate::{metrics, output, signals};
 
@@ -45,8 +48,10 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<()> {
     // Before connections are accepted, so that no signal in between is missed.
     let stop = signals::stop_flag()?;
     let metrics_port = args.metrics.map(MetricsPort::bind).transpose()?;
-    let shared = Shared::new(options(args), &args.to);
-    let lanes = open(args)?;
+    let hangup = signals::hangup_flag()?;
+    let mut config = Config::new(args)?;
+    let shared = Shared::new(config.options.clone(), &config.to);
+    let lanes = open(&config)?;
     let (listen, stack) = match &lanes {
         Lanes::Xdp(lanes) => (lanes[0].listeners().to_vec(), "xdp"),
         Lanes::Kernel(lanes) => (lanes[0].listeners(), "kernel"),
@@ -64,10 +69,13 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<()> {
         let (counters, shared) = (counters.clone(), Arc::clone(&shared));
         metrics::keep(port.serve(move || page(&sum(&counters), &shared))?);
     }
-    let checks = start_checks(args.check_interval, &shared, &stop);
+    let checks = start_checks(config.check_interval, &shared, &stop);
     let settings = Settings { listen, stack, lanes: counters.len(), seconds: 0.0 };
     while !stop.load(Ordering::Relaxed) && !threads.iter().any(JoinHandle::is_finished) {
         thread::sleep(POLL_INTERVAL);
+        if hangup.swap(false, Ordering::Relaxed) {
+            reload(args, &mut config, &shared);
+        }
     }
     shared.stop();
     let results: Vec<_> = threads.into_iter().map(JoinHandle::join).collect();
@@ -93,60 +101,72 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<()> {
     }
 }
 
-fn options(args: &ProxyArgs) -> Options {
-    Options {
-        balance: args.balance,
-        header: args.proxy_protocol,
-        connect_timeout: args.connect_timeout,
-        idle_timeout: args.idle_timeout,
-        half_closed_timeout: args.half_closed_timeout,
-        connections_max: args.max_connections,
-        connections_max_per_source: args.max_per_source,
-        drain_timeout: args.drain_timeout,
+/// Reads the file again. What is wrong with it is said, and changes nothing.
+fn reload(args: &ProxyArgs, config: &mut Config, shared: &Shared) {
+    match Config::new(args) {
+        Ok(new) => {
+            if let Some(what) = config.fixed_difference(&new) {
+                output::eprint_line(&format!(
+                    "{what} has changed in the file: it stays as it is until a restart"
+                ));
+            }
+            shared.reload(new.options.clone(), &new.to);
+            (config.options, config.to) = (new.options, new.to);
+            output::eprint_line("reloaded");
+        }
+        Err(err) => output::eprint_line(&format!("not reloaded: {err:#}")),
     }
 }
 
-fn open(args: &ProxyArgs) -> Result<Lanes> {
-    match args.stack {
-        ProxyStack::Xdp => open_xdp(args).map(Lanes::Xdp).context("cannot open lanes of stack xdp"),
-        ProxyStack::Kernel => open_kernel(args),
-        ProxyStack::Auto if args.interface.is_empty() => open_kernel(args),
-        ProxyStack::Auto => open_xdp(args).map(Lanes::Xdp).or_else(|err| {
+fn open(config: &Config) -> Result<Lanes> {
+    match config.stack {
+        ProxyStack::Xdp => open_xdp(config).map(Lanes::Xdp).context("cannot open lanes of stack xdp"),
+        ProxyStack::Kernel => open_kernel(config),
+        ProxyStack::Auto if config.interface.is_empty() => open_kernel(config),
+        ProxyStack::Auto => open_xdp(config).map(Lanes::Xdp).or_else(|err| {
             output::eprint_line(&format!("stack xdp does not work here: {err:#}"));
-            open_kernel(args)
+            open_kernel(config)
         }),
     }
 }
 
-fn open_xdp(args: &ProxyArgs) -> Result<Vec<TcpLane>> {
+fn open_xdp(config: &Config) -> Result<Vec<TcpLane>> {
     let mut builder = TcpBuilder::new();
-    for address in &args.listen {
+    for address in &config.listen {
         builder.listen(address)?;
     }
-    builder.source_ports(args.source_ports.clone());
+    builder.source_ports(config.source_ports.clone());
     // A session has two connections, and any lane may get most of them.
-    let connections = usize::try_from(args.max_connections).unwrap_or(usize::MAX).saturating_mul(2);
+    let connections = usize::try_from(config.options.connections_max).unwrap_or(usize::MAX).saturating_mul(2);
     let stack = StackConfig::default();
     let connections_max = connections.clamp(stack.connections_max, 1 << 24);
     builder.stack(StackConfig { connections_max, ..stack });
-    if let Some(lanes) = args.lanes {
+    if let Some(lanes) = config.lanes {
         builder.lanes(lanes);
     }
     builder.xdp(|xdp: &mut Builder| {
-        xdp.xdp_generic(args.xdp_generic);
-        if !args.interface.is_empty() {
-            xdp.xdp_devices(args.interface.clone());
+        xdp.xdp_generic(config.xdp_generic);
+        if !config.interface.is_empty() {
+            xdp.xdp_devices(config.interface.clone());
         }
-        args.filter.limit.iter().for_each(|limit| _ = xdp.limit(*limit));
-        args.filter.allow.iter().for_each(|prefix| _ = xdp.allow(*prefix));
-        args.filter.deny.iter().for_each(|prefix| _ = xdp.deny(*prefix));
+        config.limit.iter().for_each(|limit| _ = xdp.limit(*limit));
+        config.allow.iter().for_each(|prefix| _ = xdp.allow(*prefix));
+        config.deny.iter().for_each(|prefix| _ = xdp.deny(*prefix));
     });
     Ok(builder.open()?)
 }
 
-fn open_kernel(args: &ProxyArgs) -> Result<Lanes> {
-    let lanes = args.lanes.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
-    let mut opened = vec![KernelLane::open(&args.listen).context("cannot listen")?];
+fn open_kernel(config: &Config) -> Result<Lanes> {
+    // A session takes two descriptors.
+    let descriptors = process::raise_descriptor_limit();
+    if descriptors / 2 < config.options.connections_max {
+        log::info!(
+            "{descriptors} descriptors for {} connections (ulimit -Hn)",
+            config.options.connections_max
+        );
+    }
+    let lanes = config.lanes.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
+    let mut opened = vec![KernelLane::open(&config.listen).context("cannot listen")?];
     // Of the ports that the kernel has picked.
     let addresses = opened[0].listeners();
     for _ in 1..lanes {
@@ -186,7 +206,7 @@ fn start_checks(interval: Duration, shared: &Arc<Shared>, stop: &Arc<AtomicBool>
     let (shared, stop) = (Arc::clone(shared), Arc::clone(stop));
     let check = move || {
         while !stop.load(Ordering::Relaxed) {
-            shared.servers.check(CHECK_TIMEOUT);
+            shared.settings().servers.check(CHECK_TIMEOUT);
             let checked = Instant::now();
             while checked.elapsed() < interval && !stop.load(Ordering::Relaxed) {
                 thread::sleep(POLL_INTERVAL.min(interval));
@@ -205,6 +225,7 @@ fn sum(lanes: &[Arc<LaneCounters>]) -> Counters {
 
 /// The counters in the text format of Prometheus.
 fn page(total: &Counters, shared: &Shared) -> String {
+    let settings = shared.settings();
     let mut text = String::new();
     for (name, value) in total.iter() {
         let (suffix, kind) = if name == "open" { ("", "gauge") } else { ("_total", "counter") };
@@ -213,12 +234,12 @@ fn page(total: &Counters, shared: &Shared) -> String {
         _ = writeln!(text, "manylane_proxy_{name}{suffix} {value}");
     }
     text.push_str("# TYPE manylane_proxy_server_up gauge\n");
-    for server in shared.servers.all() {
+    for server in settings.servers.all() {
         let is_up = u8::from(server.is_up());
         _ = writeln!(text, "manylane_proxy_server_up{{server=\"{}\"}} {is_up}", server.address);
     }
     text.push_str("# TYPE manylane_proxy_server_connections gauge\n");
-    for server in shared.servers.all() {
+    for server in settings.servers.all() {
         let (address, connections) = (server.address, server.connections());
         _ = writeln!(text, "manylane_proxy_server_connections{{server=\"{address}\"}} {connections}");
     }

@@ -1,0 +1,255 @@
+//! The configuration of a proxy: of its options, or of a file.
+
+use std::fmt::Display;
+use std::fs;
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+use std::path::Path;
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use manylane::Limit;
+use manylane::Prefix;
+use manylane_proxy::Options;
+use serde::{Deserialize, Deserializer};
+
+use crate::args::{ProxyArgs, ProxyStack, port_range};
+use crate::parse;
+
+/// A configuration that was checked.
+#[derive(Clone, Debug)]
+pub(super) struct Config {
+    pub(super) listen: Vec<SocketAddr>,
+    pub(super) to: Vec<SocketAddr>,
+    pub(super) options: Options,
+    pub(super) check_interval: Duration,
+    pub(super) stack: ProxyStack,
+    pub(super) lanes: Option<usize>,
+    pub(super) interface: Vec<String>,
+    pub(super) source_ports: RangeInclusive<u16>,
+    pub(super) xdp_generic: bool,
+    pub(super) limit: Vec<Limit>,
+    pub(super) allow: Vec<Prefix>,
+    pub(super) deny: Vec<Prefix>,
+}
+
+/// The file: the options by their names. What is missing has the default of the option.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct File {
+    #[serde(deserialize_with = "texts")]
+    listen: Vec<SocketAddr>,
+    #[serde(deserialize_with = "texts")]
+    to: Vec<SocketAddr>,
+    #[serde(default, deserialize_with = "text")]
+    balance: Option<manylane_proxy::Balance>,
+    #[serde(default, deserialize_with = "text")]
+    proxy_protocol: Option<manylane_proxy::ProxyHeader>,
+    #[serde(default, deserialize_with = "time")]
+    check_interval: Option<Duration>,
+    #[serde(default, deserialize_with = "stack")]
+    stack: Option<ProxyStack>,
+    lanes: Option<usize>,
+    #[serde(default)]
+    interface: Vec<String>,
+    #[serde(default, deserialize_with = "ports")]
+    source_ports: Option<RangeInclusive<u16>>,
+    #[serde(default)]
+    xdp_generic: bool,
+    #[serde(default, deserialize_with = "texts")]
+    limit: Vec<Limit>,
+    #[serde(default, deserialize_with = "texts")]
+    allow: Vec<Prefix>,
+    #[serde(default, deserialize_with = "texts")]
+    deny: Vec<Prefix>,
+    max_connections: Option<u64>,
+    max_per_source: Option<u32>,
+    #[serde(default, deserialize_with = "time")]
+    connect_timeout: Option<Duration>,
+    #[serde(default, deserialize_with = "time")]
+    idle_timeout: Option<Duration>,
+    #[serde(default, deserialize_with = "time")]
+    half_closed_timeout: Option<Duration>,
+    #[serde(default, deserialize_with = "time")]
+    drain_timeout: Option<Duration>,
+}
+
+impl Config {
+    /// The configuration that the command line says, or the file that it names.
+    pub(super) fn new(args: &ProxyArgs) -> Result<Config> {
+        let of_args = Config::of_args(args);
+        match &args.config {
+            Some(path) => of_args.with_file(&read(path)?),
+            None => Ok(of_args),
+        }
+    }
+
+    fn of_args(args: &ProxyArgs) -> Config {
+        Config {
+            listen: args.listen.clone(),
+            to: args.to.clone(),
+            options: Options {
+                balance: args.balance,
+                header: args.proxy_protocol,
+                connect_timeout: args.connect_timeout,
+                idle_timeout: args.idle_timeout,
+                half_closed_timeout: args.half_closed_timeout,
+                connections_max: args.max_connections,
+                connections_max_per_source: args.max_per_source,
+                drain_timeout: args.drain_timeout,
+            },
+            check_interval: args.check_interval,
+            stack: args.stack,
+            lanes: args.lanes,
+            interface: args.interface.clone(),
+            source_ports: args.source_ports.clone(),
+            xdp_generic: args.xdp_generic,
+            limit: args.filter.limit.clone(),
+            allow: args.filter.allow.clone(),
+            deny: args.filter.deny.clone(),
+        }
+    }
+
+    /// What the file says, and `self` where it says nothing: there are no other options beside a
+    /// file, so these are the defaults.
+    fn with_file(self, file: &File) -> Result<Config> {
+        if file.listen.is_empty() || file.to.is_empty() {
+            return Err(anyhow!("listen and to: expected an address or more"));
+        }
+        if file.lanes.is_some_and(|lanes| !(1..=256).contains(&lanes)) {
+            return Err(anyhow!("lanes: expected 1 to 256"));
+        }
+        let defaults = self.options;
+        Ok(Config {
+            listen: file.listen.clone(),
+            to: file.to.clone(),
+            options: Options {
+                balance: file.balance.unwrap_or(defaults.balance),
+                header: file.proxy_protocol,
+                connect_timeout: file.connect_timeout.unwrap_or(defaults.connect_timeout),
+                idle_timeout: file.idle_timeout.unwrap_or(defaults.idle_timeout),
+                half_closed_timeout: file.half_closed_timeout.unwrap_or(defaults.half_closed_timeout),
+                connections_max: file.max_connections.unwrap_or(defaults.connections_max),
+                connections_max_per_source: file.max_per_source,
+                drain_timeout: file.drain_timeout.unwrap_or(defaults.drain_timeout),
+            },
+            check_interval: file.check_interval.unwrap_or(self.check_interval),
+            stack: file.stack.unwrap_or(self.stack),
+            lanes: file.lanes,
+            interface: file.interface.clone(),
+            source_ports: file.source_ports.clone().unwrap_or(self.source_ports),
+            xdp_generic: file.xdp_generic,
+            limit: file.limit.clone(),
+            allow: file.allow.clone(),
+            deny: file.deny.clone(),
+        })
+    }
+
+    /// What differs of that which a reload cannot change.
+    pub(super) fn fixed_difference(&self, new: &Config) -> Option<&'static str> {
+        [
+            (self.listen != new.listen, "listen"),
+            (self.check_interval != new.check_interval, "check-interval"),
+            (self.stack != new.stack, "stack"),
+            (self.lanes != new.lanes, "lanes"),
+            (self.interface != new.interface, "interface"),
+            (self.source_ports != new.source_ports, "source-ports"),
+            (self.xdp_generic != new.xdp_generic, "xdp-generic"),
+            (self.limit != new.limit, "limit"),
+            (self.allow != new.allow, "allow"),
+            (self.deny != new.deny, "deny"),
+        ]
+        .into_iter()
+        .find_map(|(differs, name)| differs.then_some(name))
+    }
+}
+
+/// Reads and checks a file. Errors name the line.
+fn read(path: &Path) -> Result<File> {
+    let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    toml::from_str(&text).with_context(|| format!("cannot use {}", path.display()))
+}
+
+/// A value with a form of its own, as on the command line.
+fn text<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(from: D) -> Result<Option<T>, D::Error> {
+    let text = String::deserialize(from)?;
+    text.parse().map(Some).map_err(serde::de::Error::custom)
+}
+
+fn texts<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(from: D) -> Result<Vec<T>, D::Error> {
+    let texts = Vec::<String>::deserialize(from)?;
+    let parse =
+        |text: &String| text.parse().map_err(|err| serde::de::Error::custom(format!("{text:?}: {err}")));
+    texts.iter().map(parse).collect()
+}
+
+fn time<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+    let text = String::deserialize(from)?;
+    parse::duration_or_zero(&text).map(Some).map_err(serde::de::Error::custom)
+}
+
+fn ports<'de, D: Deserializer<'de>>(from: D) -> Result<Option<RangeInclusive<u16>>, D::Error> {
+    let text = String::deserialize(from)?;
+    port_range(&text).map(Some).map_err(serde::de::Error::custom)
+}
+
+fn stack<'de, D: Deserializer<'de>>(from: D) -> Result<Option<ProxyStack>, D::Error> {
+    let text = String::deserialize(from)?;
+    clap::ValueEnum::from_str(&text, false).map(Some).map_err(serde::de::Error::custom)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> Result<File, toml::de::Error> {
+        toml::from_str(text)
+    }
+
+    const LEAST: &str = "listen = [\"0.0.0.0:80\"]\nto = [\"10.0.0.1:80\"]\n";
+
+    #[test]
+    fn every_option_can_be_in_the_file() {
+        let more = r#"
+            balance = "hash"
+            proxy-protocol = "v2"
+            check-interval = "0"
+            stack = "kernel"
+            lanes = 2
+            interface = ["eth0"]
+            source-ports = "50000-60000"
+            xdp-generic = true
+            limit = ["100/10"]
+            allow = ["10.0.0.0/8"]
+            deny = ["192.0.2.0/24"]
+            max-connections = 7
+            max-per-source = 3
+            connect-timeout = "1s"
+            idle-timeout = "500ms"
+            half-closed-timeout = "2m"
+            drain-timeout = "9s"
+        "#;
+        let file = parsed(&format!("{LEAST}{more}")).unwrap();
+        assert_eq!(file.listen, ["0.0.0.0:80".parse().unwrap()]);
+        assert_eq!((file.lanes, file.max_connections, file.max_per_source), (Some(2), Some(7), Some(3)));
+        assert_eq!(file.idle_timeout, Some(Duration::from_millis(500)));
+        assert_eq!(file.source_ports, Some(50_000..=60_000));
+        assert_eq!((file.stack, file.check_interval), (Some(ProxyStack::Kernel), Some(Duration::ZERO)));
+    }
+
+    #[test]
+    fn errors_name_the_line() {
+        for (line, what) in [
+            ("balance = \"luck\"", "round-robin"),
+            ("idle-timeout = \"soon\"", "line 3"),
+            ("idle_timeout = \"5s\"", "unknown field"),
+            ("max-connections = \"many\"", "invalid type"),
+            ("allow = [\"10.0.0.0/99\"]", "line 3"),
+        ] {
+            let text = parsed(&format!("{LEAST}{line}\n")).unwrap_err().to_string();
+            assert!(text.contains("line 3") && text.contains(what), "{text}");
+        }
+        assert!(parsed("listen = [\"0.0.0.0:80\"]\n").unwrap_err().to_string().contains("to"));
+    }
+}
