@@ -7,14 +7,14 @@
 //! | it is within the limits | `limits` | refused by a reset, counted |
 //! | a server for it | `balance`, over those that are up ([`servers`]) | none: a reset, counted |
 //! | a connection to the server | `sessions` | fails: another server, up to three; then a reset |
-//! | bytes in both directions | the lane's `forward` | the other side's window is full: they stay where they are, and the window of their sender closes |
+//! | bytes in both directions | the lane's `forward` | no room: they stay where they are |
 //! | the end of one direction | `sessions` | the other one goes on, for a limited time |
 //! | no bytes for long | `sessions`, by a timer wheel | both sides get a reset |
 //!
 //! A lane belongs to one thread, and shares with others only what changes by connection: how many
 //! a server and a source have, and which servers are up. Nothing of that is touched for a segment.
 //! A session has no buffer of its own: bytes go from the receive buffer of one connection to the
-//! send buffer of the other one.
+//! send buffer of the other one. If that is full, the window of their sender closes.
 
 mod balance;
 mod counters;

@@ -3,12 +3,12 @@
 //! | state | event | then |
 //! |---|---|---|
 //! | - | accepted | within the limits, and a server is up: connecting; else a reset |
-//! | connecting | connected | the header of the PROXY protocol, if asked for, then what the client has sent: open |
-//! | connecting | closed by the server, or the connect timeout | another server; after three, or without one, a reset |
+//! | connecting | connected | the PROXY header, if asked for, then what the client has sent: open |
+//! | connecting | closed, or the connect timeout | another server, up to three; then a reset |
 //! | open | readable, or writable on the other side | bytes are moved |
 //! | open | one side is at its end | the other side is shut down: half-closed |
 //! | half-closed | the other side is at its end, too | both are closed |
-//! | any but the first | one side is closed | the other one gets a reset, or is closed if nothing was cut off |
+//! | open, half-closed | one side is closed | the other one, too: in order, or by a reset |
 //! | any | no bytes for the timeout | both get a reset |
 
 use std::net::SocketAddr;

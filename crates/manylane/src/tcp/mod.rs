@@ -38,12 +38,12 @@
 //!
 //! | what | owner | when it is full or missing |
 //! |---|---|---|
-//! | frames to the addresses and ports below | the lane of their queue | too long, ring full: dropped, counted |
+//! | frames to the addresses and ports below | the lane of their queue | ring full: dropped, counted |
 //! | addresses that are listened on | a kernel socket that lets nothing in | in use: an error |
 //! | source ports | the lane, in blocks (`source_ports`) | all in use to one peer: an error |
 //! | a packet of another lane's connection | handed over (`handover`) | box full: dropped, counted |
 //! | a packet whose next hop is not known | the kernel, which finds it | refused: counted |
-//! | ICMP errors | each lane reads all, and takes its own | more than 32 KiB: dropped by the kernel |
+//! | ICMP errors | each lane reads all, and takes its own | above 32 KiB: dropped |
 //!
 //! The kernel socket keeps other programs from the address, and the kernel from resetting what the
 //! XDP program passes to it. All queues of a device must have a lane: the kernel would get the

@@ -198,11 +198,7 @@ impl LaneQueues {
         drop_policy: DropPolicy,
         cells: &Cells,
     ) -> RecvSummary {
-        self.current = None;
-        if self.mailbox.has_mail() {
-            self.process_mailbox();
-        }
-        self.tap.refresh();
+        self.end_batch();
         for _ in 0..self.queues.len() {
             let at = self.round_robin.advance(self.queues.len());
             let Some(queue) = self.queues.get_mut(at) else { continue };
@@ -250,11 +246,7 @@ impl LaneQueues {
     /// Receives a batch of frames from the next queue that has some, without reading them; returns
     /// their number.
     pub(super) fn receive_frames(&mut self, frames_max: usize) -> usize {
-        self.current = None;
-        if self.mailbox.has_mail() {
-            self.process_mailbox();
-        }
-        self.tap.refresh();
+        self.end_batch();
         for _ in 0..self.queues.len() {
             let at = self.round_robin.advance(self.queues.len());
             let Some(queue) = self.queues.get_mut(at) else { continue };
@@ -361,6 +353,7 @@ impl LaneQueues {
     }
 
     /// Ends the last batch: what is sent next is no reply.
+    #[inline]
     pub(super) fn end_batch(&mut self) {
         self.current = None;
         if self.mailbox.has_mail() {

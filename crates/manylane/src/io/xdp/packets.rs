@@ -3,13 +3,14 @@
 //! | stage | owner of the frame | when it is full or missing |
 //! |---|---|---|
 //! | [`PacketQueues::receive`]: a batch of one queue | the lane | - |
-//! | [`Packets`]: link headers are stripped | the batch; the stack changes the packet in place | no IP: counted, skipped |
-//! | [`PacketOut::space`]: a free frame | the lane | no frame, or the TX ring is full: none, and the stack sends later |
-//! | [`PacketOut::send`]: next hop, link header | the kernel, then free | next hop unknown or over another device: by a raw socket, counted |
+//! | [`Packets`]: without link headers | the batch; changed in place | no IP: counted |
+//! | [`PacketOut::space`]: a free frame | the lane | no frame, or TX ring full: sent later |
+//! | [`PacketOut::send`]: next hop, link header | the kernel, then free | unknown: by a raw socket |
 //! | [`PacketOut::finish`], once a batch | the kernel | device full: see [`unsent`](super::unsent) |
 //!
 //! A frame is taken from the queue of the batch, because most packets answer one of it. If the next
-//! hop is over another device of the lane, it is copied into a frame of that one.
+//! hop is over another device of the lane, it is copied into a frame of that one. What goes by the
+//! raw socket is counted: its next hop is unknown, or over a device without a queue of the lane.
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
