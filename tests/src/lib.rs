@@ -11,6 +11,7 @@ pub mod lifecycle;
 pub mod proxy_suite;
 mod serving;
 mod slow_server;
+pub mod tcp_peer;
 mod test_env;
 mod variant;
 

@@ -13,6 +13,7 @@ use manylane_test_support::wait_for;
 use manylane_testbed::{Host, Testbed};
 
 use crate::TEST_TIMEOUT;
+use crate::tcp_peer::{echo, exchange, pattern};
 
 /// Where proxy, clients and servers are.
 pub enum ProxyBed {
@@ -142,47 +143,6 @@ fn start<L: ProxyLane + Send + 'static>(
     RunningProxy { address, shared, counters, threads }
 }
 
-/// Serves `connections` one after the other on threads of their own: sends back what comes until
-/// its end.
-fn echo(listener: TcpListener, connections: usize) -> JoinHandle<()> {
-    thread::spawn(move || {
-        thread::scope(|scope| {
-            for _ in 0..connections {
-                let (mut stream, _) = listener.accept().unwrap();
-                scope.spawn(move || {
-                    let mut bytes = [0; 16 << 10];
-                    loop {
-                        match stream.read(&mut bytes).unwrap() {
-                            0 => break,
-                            read => stream.write_all(&bytes[..read]).unwrap(),
-                        }
-                    }
-                });
-            }
-        });
-    })
-}
-
-fn pattern(length: usize) -> Vec<u8> {
-    (0..length).map(|at| (at * 7 + at / 251) as u8).collect()
-}
-
-/// Sends `length` bytes, ends, and expects them back.
-fn exchange(mut stream: TcpStream, length: usize) {
-    let bytes = pattern(length);
-    let mut writer = stream.try_clone().unwrap();
-    let echoed = thread::scope(|scope| {
-        scope.spawn(|| {
-            writer.write_all(&bytes).unwrap();
-            writer.shutdown(Shutdown::Write).unwrap();
-        });
-        let mut echoed = Vec::new();
-        stream.read_to_end(&mut echoed).unwrap();
-        echoed
-    });
-    assert!(echoed == bytes, "{} of {length} bytes, or others", echoed.len());
-}
-
 /// Fails as a connection that was reset.
 fn assert_reset(stream: &mut TcpStream) {
     let mut bytes = [0; 64];
@@ -213,7 +173,7 @@ pub fn bytes_go_both_ways(bed: &ProxyBed) {
     let server = echo(listener, CONNECTIONS);
     let streams: Vec<_> = (0..CONNECTIONS).map(|_| bed.connect(&proxy)).collect();
     thread::scope(|scope| {
-        streams.into_iter().for_each(|stream| _ = scope.spawn(|| exchange(stream, LENGTH)));
+        streams.into_iter().for_each(|stream| _ = scope.spawn(|| exchange(stream, 1, LENGTH)));
     });
     server.join().unwrap();
     let total = proxy.stop();
@@ -250,7 +210,7 @@ pub fn servers_that_refuse_are_passed_over(bed: &ProxyBed) {
     let listener = bed.listen();
     let proxy = bed.start(Options::default(), &[closed, listener.local_addr().unwrap()]);
     let server = echo(listener, 4);
-    (0..4).for_each(|_| exchange(bed.connect(&proxy), 1000));
+    (0..4).for_each(|_| exchange(bed.connect(&proxy), 1, 1000));
     server.join().unwrap();
     // The listener is closed by now.
     assert_refused(bed, &proxy);
@@ -270,11 +230,11 @@ pub fn half_closed_connections_go_on(bed: &ProxyBed) {
     let mut question = Vec::new();
     server.read_to_end(&mut question).unwrap();
     assert_eq!(question, b"question");
-    server.write_all(&pattern(100_000)).unwrap();
+    server.write_all(&pattern(1, 100_000)).unwrap();
     drop(server);
     let mut answer = Vec::new();
     client.read_to_end(&mut answer).unwrap();
-    assert!(answer == pattern(100_000));
+    assert!(answer == pattern(1, 100_000));
     assert_eq!(proxy.stop().finished, 1);
 }
 
@@ -308,7 +268,7 @@ pub fn clients_that_do_not_read_stop_their_servers(bed: &ProxyBed) {
     let mut client = bed.connect(&proxy);
     let (mut server, _) = listener.accept().unwrap();
     server.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
-    let bytes = pattern(1 << 20);
+    let bytes = pattern(1, 1 << 20);
     let mut sent = 0;
     let err = loop {
         match server.write(&bytes[sent % bytes.len()..]) {
@@ -393,16 +353,20 @@ pub fn servers_change_without_closing_connections(bed: &ProxyBed) {
     let addresses = listeners.each_ref().map(|listener| listener.local_addr().unwrap());
     let proxy = bed.start(Options::default(), &addresses[..1]);
     let before = bed.connect(&proxy);
-    let (server, _) = listeners[0].accept().unwrap();
-    proxy.shared.reload(Options { connections_max: 2, ..Options::default() }, &addresses[1..]);
-    // A lane may not have noticed yet.
-    let [_, second] = listeners;
+    let [first, second] = listeners;
+    let (server, _) = first.accept().unwrap();
+    proxy.shared.reload(Options::default(), &addresses[1..]);
+    // A lane may not have noticed yet: it finds no one at the first server.
+    drop(first);
     second.set_nonblocking(true).unwrap();
+    let address = proxy.address;
     let is_new = || {
-        _ = bed.connect(&proxy);
+        _ = bed.run(|| TcpStream::connect(address));
         second.accept().is_ok()
     };
     wait_for("a connection to the new server", is_new, |is_new| *is_new);
+    // Resets those that nobody has accepted.
+    drop(second);
     thread::scope(|scope| {
         scope.spawn(|| {
             let mut bytes = Vec::new();
@@ -410,7 +374,7 @@ pub fn servers_change_without_closing_connections(bed: &ProxyBed) {
             (&server).write_all(&bytes).unwrap();
             server.shutdown(Shutdown::Write).unwrap();
         });
-        exchange(before, 100_000);
+        exchange(before, 1, 100_000);
     });
     let total = proxy.stop();
     assert!(total.finished > 0 && total.bytes_to_clients >= 100_000, "{total:#?}");
@@ -427,7 +391,7 @@ pub fn connections_end_before_the_proxy(bed: &ProxyBed) {
     let address = proxy.address;
     let is_refused = || bed.run(|| TcpStream::connect(address).map_err(|err| err.kind()).err());
     wait_for("a refused connection", is_refused, |err| *err == Some(ErrorKind::ConnectionRefused));
-    exchange(client, 100_000);
+    exchange(client, 1, 100_000);
     server.join().unwrap();
     let total = proxy.stop();
     // Some of those above may have been accepted before it noticed.

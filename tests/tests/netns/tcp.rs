@@ -1,15 +1,14 @@
 //! TCP of a lane against the kernel's, over a link that loses, duplicates and reorders frames.
 //! Every byte arrives once and in order.
 
-use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, TcpListener};
-use std::thread;
 
 use manylane_tcp::congestion::Algorithm;
 use manylane_tcp::{Config, Counters, NewController};
 use manylane_testbed::{Layout, Testbed};
+use manylane_tests::tcp_peer::{echo, pattern};
 
-use crate::tcp_support::{Faults, StackHost, Use, kernel_clients, pattern};
+use crate::tcp_support::{Faults, StackHost, Use, kernel_clients};
 use crate::xdp_support::testbed;
 
 /// Two hosts: Linux on the first one, a stack on the second one.
@@ -89,18 +88,7 @@ fn connect(name: &str, ipv6: bool, faults: Faults, connections: usize, length: u
     let ip: IpAddr = linux.ip(0, ipv6);
     let listener = linux.run(|| TcpListener::bind((ip, 0)).unwrap());
     let server = listener.local_addr().unwrap();
-    let echo = thread::spawn(move || {
-        thread::scope(|scope| {
-            for _ in 0..connections {
-                let (mut stream, _) = listener.accept().unwrap();
-                scope.spawn(move || {
-                    let mut bytes = Vec::new();
-                    stream.read_to_end(&mut bytes).unwrap();
-                    stream.write_all(&bytes).unwrap();
-                });
-            }
-        });
-    });
+    let echo = echo(listener, connections);
     let data = (0..connections).map(|connection| pattern(connection, length)).collect();
     let stack = StackHost::start(linux, host, ipv6, Config::default(), faults, Use::Ask { server, data });
     let (counters, levels) = stack.wait();

@@ -2,8 +2,7 @@
 //! the kernel there does not have.
 
 use std::collections::{HashMap, VecDeque};
-use std::io::{Read as _, Write as _};
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -13,6 +12,7 @@ use manylane_sys::packet::PacketSocket;
 use manylane_tcp::time::Time;
 use manylane_tcp::{Config, Counters, Id, Levels, Output, Reason, Secret, Stack, What};
 use manylane_testbed::Host;
+use manylane_tests::tcp_peer::exchange;
 use manylane_wire::ethernet::{self, Ethernet, Mac};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -322,33 +322,6 @@ impl Lane {
             stack.shutdown(id, now);
         }
     }
-}
-
-/// Bytes that differ by connection and by place.
-pub(crate) fn pattern(connection: usize, length: usize) -> Vec<u8> {
-    let mut state = connection as u64 + 1;
-    let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) as u8
-    };
-    (0..length).map(|_| next()).collect()
-}
-
-/// Sends `length` bytes to an echo server, closes that direction, and expects them back.
-pub(crate) fn exchange(mut stream: TcpStream, connection: usize, length: usize) {
-    stream.set_read_timeout(Some(Duration::from_secs(100))).unwrap();
-    let bytes = pattern(connection, length);
-    let mut writer = stream.try_clone().unwrap();
-    let echoed = thread::scope(|scope| {
-        scope.spawn(|| {
-            writer.write_all(&bytes).unwrap();
-            writer.shutdown(Shutdown::Write).unwrap();
-        });
-        let mut echoed = Vec::new();
-        stream.read_to_end(&mut echoed).unwrap();
-        echoed
-    });
-    assert!(echoed == bytes, "connection {connection}: {} of {length} bytes, or others", echoed.len());
 }
 
 /// Clients of the kernel, each on a thread with this many connections at a time.

@@ -16,13 +16,14 @@ use manylane_sys::epoll::Epoll;
 use manylane_sys::packet::PacketSocket;
 use manylane_sys::sock;
 use manylane_testbed::{Host, Layout};
+use manylane_tests::tcp_peer::{self, exchange};
 use manylane_wire::ethernet::{Ethernet, Mac, Vlan, ether_type};
 use manylane_wire::ipv4::{self, Ipv4Header};
 use manylane_wire::packet::Packet;
 use manylane_wire::tcp::{self, Flags, Options, Tcp, TcpHeader};
 
 use crate::netns_support::client;
-use crate::tcp_support::{exchange, kernel_clients};
+use crate::tcp_support::kernel_clients;
 use crate::xdp_support::testbed;
 use crate::xdp_tcp_support::{Lanes, TICK, ask, echo, echo_until};
 
@@ -76,20 +77,7 @@ fn netns_tcp_lanes_of_two_queues_serve_linux() {
 /// An echo server of the kernel, for this many connections.
 fn kernel_echo(host: &Host, ipv6: bool, connections: usize) -> (SocketAddr, thread::JoinHandle<()>) {
     let listener = host.run(|| TcpListener::bind((host.ip(0, ipv6), 0)).unwrap());
-    let address = listener.local_addr().unwrap();
-    let serve = move || {
-        thread::scope(|scope| {
-            for _ in 0..connections {
-                let (mut stream, _) = listener.accept().unwrap();
-                scope.spawn(move || {
-                    let mut bytes = Vec::new();
-                    stream.read_to_end(&mut bytes).unwrap();
-                    stream.write_all(&bytes).unwrap();
-                });
-            }
-        });
-    };
-    (address, thread::spawn(serve))
+    (listener.local_addr().unwrap(), tcp_peer::echo(listener, connections))
 }
 
 /// Lanes that connect to a server of the kernel.

@@ -10,8 +10,7 @@ use std::time::Duration;
 
 use manylane::tcp::{Id, TcpBuilder, TcpCounters, TcpLane, What};
 use manylane_testbed::Host;
-
-use crate::tcp_support::pattern;
+use manylane_tests::tcp_peer::pattern;
 
 /// Longest time after which a lane looks whether it is to end.
 pub(crate) const TICK: Duration = Duration::from_millis(20);
