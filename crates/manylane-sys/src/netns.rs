@@ -145,6 +145,19 @@ pub fn set_device_checksums(name: &str, on: bool) -> io::Result<()> {
     ethtool_value(name, ETHTOOL_STXCSUM, on.into()).map(drop)
 }
 
+/// Switches TCP segmentation and generic segmentation offload. Without them, a veth device sends
+/// frames no longer than its MTU, one by one.
+///
+/// # Errors
+/// `ENODEV` if there is no such device, `EPERM` without CAP_NET_ADMIN, `EOPNOTSUPP`.
+#[cfg(any(test, feature = "bench"))]
+pub fn set_device_segmentation(name: &str, on: bool) -> io::Result<()> {
+    const ETHTOOL_STSO: u32 = 0x1f;
+    const ETHTOOL_SGSO: u32 = 0x24;
+    ethtool_value(name, ETHTOOL_STSO, on.into())?;
+    ethtool_value(name, ETHTOOL_SGSO, on.into()).map(drop)
+}
+
 /// Makes a request with a `struct ethtool_value` of linux/ethtool.h; returns its data after that.
 pub(crate) fn ethtool_value(name: &str, command: u32, data: u32) -> io::Result<u32> {
     let mut value = [command, data];

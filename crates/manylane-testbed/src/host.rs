@@ -263,6 +263,19 @@ impl Host {
             .with_context(|| format!("switching checksums of {device}"))
     }
 
+    /// Switches segmentation by the device (TSO) and in front of it (GSO) of this end of a link,
+    /// which layouts have on. Without it, TCP hands over frames one by one, as long as those of a
+    /// wire. If a veth drops the last frame of a longer segment, Linux's TCP takes none of it for
+    /// sent, and ignores all ACKs of what did arrive (seen with Linux 5.10).
+    ///
+    /// # Errors
+    /// Fails with the kernel's error.
+    pub fn set_segmentation(&self, link: usize, on: bool) -> Result<()> {
+        let device = self.device(link);
+        self.run(|| netns::set_device_segmentation(device, on))
+            .with_context(|| format!("switching segmentation of {device}"))
+    }
+
     /// Sets a sysctl of the network namespace, such as `net.ipv4.udp_rmem_min`.
     ///
     /// # Errors

@@ -4,11 +4,11 @@ mod netns_xdp {
     use manylane_testbed::Layout;
     use manylane_tests::proxy_suite::ProxyBed;
 
-    use crate::xdp_support::testbed;
+    use crate::xdp_tcp_support::tcp_testbed;
 
     manylane_tests::proxy_suite!(|name: &str| {
         let layout = Layout { queues: 1, ..Layout::default() };
-        testbed(&format!("xdp_proxy::netns_xdp::{name}"), &layout).map(ProxyBed::Netns)
+        tcp_testbed(&format!("xdp_proxy::netns_xdp::{name}"), &layout).map(ProxyBed::Netns)
     });
 }
 
@@ -16,10 +16,10 @@ mod netns_xdp_two_lanes {
     use manylane_testbed::Layout;
     use manylane_tests::proxy_suite::ProxyBed;
 
-    use crate::xdp_support::testbed;
+    use crate::xdp_tcp_support::tcp_testbed;
 
     manylane_tests::proxy_suite!(|name: &str| {
         let layout = Layout { queues: 2, ..Layout::default() };
-        testbed(&format!("xdp_proxy::netns_xdp_two_lanes::{name}"), &layout).map(ProxyBed::Netns)
+        tcp_testbed(&format!("xdp_proxy::netns_xdp_two_lanes::{name}"), &layout).map(ProxyBed::Netns)
     });
 }

@@ -24,8 +24,7 @@ use manylane_wire::tcp::{self, Flags, Options, Tcp, TcpHeader};
 
 use crate::netns_support::client;
 use crate::tcp_support::kernel_clients;
-use crate::xdp_support::testbed;
-use crate::xdp_tcp_support::{Lanes, TICK, ask, echo, echo_until};
+use crate::xdp_tcp_support::{Lanes, TICK, ask, echo, echo_until, tcp_testbed};
 
 const PORT: u16 = 4280;
 
@@ -46,7 +45,7 @@ fn assert_clean(lanes: &[TcpCounters]) {
 
 /// Clients of the kernel against an echo server on lanes.
 fn serve(name: &str, queues: u32, ipv6: bool, clients: (usize, usize, usize)) {
-    let Some(testbed) = testbed(name, &Layout { queues, ..Layout::default() }) else { return };
+    let Some(testbed) = tcp_testbed(name, &Layout { queues, ..Layout::default() }) else { return };
     let (linux, host) = (testbed.host(0), testbed.host(1));
     let server = SocketAddr::new(host.ip(0, ipv6), PORT);
     let lanes =
@@ -82,7 +81,7 @@ fn kernel_echo(host: &Host, ipv6: bool, connections: usize) -> (SocketAddr, thre
 
 /// Lanes that connect to a server of the kernel.
 fn connect(name: &str, queues: u32, ipv6: bool, (connections, length): (usize, usize)) {
-    let Some(testbed) = testbed(name, &Layout { queues, ..Layout::default() }) else { return };
+    let Some(testbed) = tcp_testbed(name, &Layout { queues, ..Layout::default() }) else { return };
     let (linux, host) = (testbed.host(0), testbed.host(1));
     let (server, echo) = kernel_echo(linux, ipv6, connections * queues as usize);
     // A lane that has ended takes nothing from others.
@@ -118,10 +117,8 @@ fn netns_tcp_lanes_hand_answers_over() {
 #[test]
 fn netns_tcp_lane_in_generic_mode_serves_linux() {
     let name = "netns_tcp_lane_in_generic_mode_serves_linux";
-    let Some(testbed) = testbed(name, &Layout { queues: 1, ..Layout::default() }) else { return };
+    let Some(testbed) = tcp_testbed(name, &Layout { queues: 1, ..Layout::default() }) else { return };
     let (linux, host) = (testbed.host(0), testbed.host(1));
-    // As over a wire: a veth passes segments of up to 64 KiB to generic XDP.
-    linux.output("ethtool", &["-K", linux.device(0), "tso", "off", "gso", "off"]).unwrap();
     let server = SocketAddr::new(host.ip(0, false), PORT);
     let change =
         |builder: &mut TcpBuilder| _ = builder.listen(server).unwrap().xdp(|xdp| _ = xdp.xdp_generic(true));
@@ -136,7 +133,7 @@ fn netns_tcp_lane_in_generic_mode_serves_linux() {
 #[test]
 fn netns_tcp_lane_lives_beside_a_lane_of_udp() {
     let name = "netns_tcp_lane_lives_beside_a_lane_of_udp";
-    let Some(testbed) = testbed(name, &Layout { queues: 1, ..Layout::default() }) else { return };
+    let Some(testbed) = tcp_testbed(name, &Layout { queues: 1, ..Layout::default() }) else { return };
     let (linux, host) = (testbed.host(0), testbed.host(1));
     let server = SocketAddr::new(host.ip(0, false), PORT);
     let end = Arc::new(AtomicBool::new(false));
@@ -216,7 +213,7 @@ fn syn(from: &Host, to: &Host, port: u16, vlans: [Option<Vlan>; 2]) -> Vec<u8> {
 #[test]
 fn netns_tcp_lane_answers_in_the_vlan_of_the_peer() {
     let name = "netns_tcp_lane_answers_in_the_vlan_of_the_peer";
-    let Some(testbed) = testbed(name, &Layout { queues: 1, ..Layout::default() }) else { return };
+    let Some(testbed) = tcp_testbed(name, &Layout { queues: 1, ..Layout::default() }) else { return };
     let (linux, host) = (testbed.host(0), testbed.host(1));
     let server = SocketAddr::new(host.ip(0, false), PORT);
     let change = |builder: &mut TcpBuilder| {
@@ -254,7 +251,7 @@ fn netns_tcp_lane_answers_in_the_vlan_of_the_peer() {
 #[test]
 fn netns_tcp_of_the_kernel_lives_beside_lanes() {
     let name = "netns_tcp_of_the_kernel_lives_beside_lanes";
-    let Some(testbed) = testbed(name, &Layout { queues: 1, ..Layout::default() }) else { return };
+    let Some(testbed) = tcp_testbed(name, &Layout { queues: 1, ..Layout::default() }) else { return };
     let (linux, host) = (testbed.host(0), testbed.host(1));
     let server = SocketAddr::new(host.ip(0, false), PORT);
     let lanes = Lanes::start(host, |builder| _ = builder.listen(server).unwrap(), echo);
@@ -276,7 +273,7 @@ fn netns_tcp_of_the_kernel_lives_beside_lanes() {
 #[test]
 fn netns_tcp_lanes_hold_their_ports() {
     let name = "netns_tcp_lanes_hold_their_ports";
-    let Some(testbed) = testbed(name, &Layout { queues: 1, ..Layout::default() }) else { return };
+    let Some(testbed) = tcp_testbed(name, &Layout { queues: 1, ..Layout::default() }) else { return };
     let host = testbed.host(1);
     let server = SocketAddr::new(host.ip(0, false), PORT);
     host.run(|| {
@@ -300,7 +297,7 @@ fn netns_tcp_lanes_hold_their_ports() {
 #[test]
 fn netns_tcp_lanes_need_fitting_options() {
     let name = "netns_tcp_lanes_need_fitting_options";
-    let Some(testbed) = testbed(name, &Layout { queues: 2, ..Layout::default() }) else { return };
+    let Some(testbed) = tcp_testbed(name, &Layout { queues: 2, ..Layout::default() }) else { return };
     let host = testbed.host(1);
     let server = SocketAddr::new(host.ip(0, false), PORT);
     host.run(|| {
@@ -326,7 +323,7 @@ fn netns_tcp_lanes_need_fitting_options() {
 #[test]
 fn netns_tcp_connection_ends_when_the_peer_is_unreachable() {
     let name = "netns_tcp_connection_ends_when_the_peer_is_unreachable";
-    let Some(testbed) = testbed(name, &Layout { queues: 1, ..Layout::default() }) else { return };
+    let Some(testbed) = tcp_testbed(name, &Layout { queues: 1, ..Layout::default() }) else { return };
     let (router, host) = (testbed.host(0), testbed.host(1));
     router.set_sysctl("net.ipv4.ip_forward", "1").unwrap();
     router.ip_batch("route add unreachable 10.99.0.0/24").unwrap();
@@ -349,7 +346,7 @@ fn netns_tcp_connection_ends_when_the_peer_is_unreachable() {
 
 /// Runs a connection through something that happens to the network.
 fn survive(name: &str, happen: impl FnOnce(&Host, &Host)) {
-    let Some(testbed) = testbed(name, &Layout { queues: 1, ..Layout::default() }) else { return };
+    let Some(testbed) = tcp_testbed(name, &Layout { queues: 1, ..Layout::default() }) else { return };
     let (linux, host) = (testbed.host(0), testbed.host(1));
     let server = SocketAddr::new(host.ip(0, false), PORT);
     let lanes = Lanes::start(host, |builder| _ = builder.listen(server).unwrap(), echo);
