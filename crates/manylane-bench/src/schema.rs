@@ -5,6 +5,7 @@ mod batch;
 mod churn;
 mod flap;
 mod flood;
+mod proxy;
 mod rtt;
 mod rx;
 mod sample;
@@ -16,6 +17,7 @@ pub use flood::{
     FloodClients, FloodGap, FloodMemory, FloodPauses, FloodRow, FloodSample, PAUSE_BINS, SENDER_CPU_PROGRAM,
 };
 pub use manylane_measure::Document;
+pub use proxy::{ProxyRow, ProxySample};
 pub use rtt::{RttMetrics, RttRow, RttSample};
 pub use rx::BenchRow;
 pub use sample::{Metrics, Sample};
@@ -38,6 +40,8 @@ pub const BENCH_CHURN: &str = "manylane.bench.churn.v1";
 pub const BENCH_FLAP: &str = "manylane.bench.flap.v1";
 /// Name of the document that `bench flood` writes.
 pub const BENCH_FLOOD: &str = "manylane.bench.flood.v1";
+/// Name of the document that `bench proxy` writes.
+pub const BENCH_PROXY: &str = "manylane.bench.proxy.v1";
 /// Name of the document that `bench rtt` writes.
 pub const BENCH_RTT: &str = "manylane.bench.rtt.v1";
 

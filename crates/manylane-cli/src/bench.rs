@@ -3,6 +3,7 @@
 mod common;
 mod flood;
 mod place;
+mod proxy;
 
 use std::time::Duration;
 
@@ -50,6 +51,7 @@ pub(crate) fn run(bench: &BenchCommand) -> Result<()> {
         BenchCommand::Rtt(args) => rtt(args, &mut controller),
         BenchCommand::Flap(args) => flap(args, &mut controller),
         BenchCommand::Flood(args) => flood::run(args, &mut controller),
+        BenchCommand::Proxy(args) => proxy::run(args, &mut controller),
     }
 }
 

@@ -8,12 +8,14 @@
 //! | [`churn`] | losses while lanes are added and removed |
 //! | [`rtt`] | round-trip times and cost of each wait policy |
 //! | [`flap`] | losses when a program, a second socket or a link changes |
+//! | [`proxy`] | cost and latency of TCP proxies |
 //! | [`flood`] | effects of a flood on clients and programs, with limits and without |
 
 pub mod batch;
 pub mod churn;
 pub mod flap;
 pub mod flood;
+pub mod proxy;
 pub mod replies;
 pub mod rtt;
 pub mod rx;

@@ -8,6 +8,7 @@ use manylane::{Limit, Steering};
 use manylane_bench::experiments::batch::RecvMethod;
 use manylane_bench::experiments::flap::Event;
 use manylane_bench::experiments::flood::Part;
+use manylane_bench::experiments::proxy;
 use manylane_bench::experiments::replies::SendMethod;
 use manylane_bench::experiments::rtt::{self, Contender, generator::Arrivals};
 use manylane_bench::place::CountHook;
@@ -60,6 +61,13 @@ pub(crate) enum BenchCommand {
     /// with limits and without. The flood is generated on another CPU.
     #[command(after_long_help = "Example:\n  sudo manylane bench flood --quick --parts clients")]
     Flood(FloodArgs),
+    /// TCP proxies on one CPU: cost of a request, latency, bulk rate (root)
+    ///
+    /// HAProxy and nginx (module stream) where they are installed, and manylane proxy with both
+    /// stacks. Clients, proxy and servers are three hosts; the proxy has a CPU of its own, and its
+    /// busy time counts. Clients and servers are on kernel sockets.
+    #[command(after_long_help = "Example:\n  sudo manylane bench proxy --loads keep-alive,connect")]
+    Proxy(ProxyBenchArgs),
 }
 
 impl BenchCommand {
@@ -74,7 +82,8 @@ impl BenchCommand {
             | Self::Churn(ChurnArgs { common, .. })
             | Self::Rtt(RttArgs { common, .. })
             | Self::Flap(FlapArgs { common, .. })
-            | Self::Flood(FloodArgs { common, .. }) => common,
+            | Self::Flood(FloodArgs { common, .. })
+            | Self::Proxy(ProxyBenchArgs { common, .. }) => common,
         }
     }
 }
@@ -242,6 +251,30 @@ pub(crate) struct FloodArgs {
     #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     pub(crate) sources_duration: Option<Duration>,
     /// Finish within a minute: shorter samples
+    #[arg(long)]
+    pub(crate) quick: bool,
+    #[command(flatten)]
+    pub(crate) common: BenchArgs,
+}
+
+/// `manylane bench proxy`.
+#[derive(Debug, Args)]
+pub(crate) struct ProxyBenchArgs {
+    /// Proxies to compare: haproxy, nginx, proxy/kernel, proxy/xdp [default: those installed]
+    #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
+    pub(crate) contenders: Vec<proxy::Contender>,
+    /// What clients do [default: all]
+    ///
+    /// keep-alive, connect, keep-alive-5000, connect-5000, paced, bulk, bulk-offload.
+    #[arg(long, value_delimiter = ',', value_name = "LOAD,…")]
+    pub(crate) loads: Vec<proxy::Load>,
+    /// Requests per second of paced [default: 0.7 of the most that the first proxy does]
+    #[arg(long, value_name = "RATE", value_parser = parse::pps)]
+    pub(crate) rate: Option<f64>,
+    /// Length of a sample [default: 2s; 200ms with --quick]
+    #[arg(long, value_name = "TIME", value_parser = parse::duration)]
+    pub(crate) duration: Option<Duration>,
+    /// Shorter samples
     #[arg(long)]
     pub(crate) quick: bool,
     #[command(flatten)]

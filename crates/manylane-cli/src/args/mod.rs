@@ -17,8 +17,8 @@ use clap::{Args, Parser, Subcommand};
 
 #[cfg(feature = "bench")]
 pub(crate) use self::bench::{
-    BatchArgs, BenchArgs, BenchCommand, ChurnArgs, FlapArgs, FloodArgs, GsoArgs, PlaceArgs, RepliesArgs,
-    RttArgs, RxArgs,
+    BatchArgs, BenchArgs, BenchCommand, ChurnArgs, FlapArgs, FloodArgs, GsoArgs, PlaceArgs, ProxyBenchArgs,
+    RepliesArgs, RttArgs, RxArgs,
 };
 #[cfg(feature = "bench")]
 pub(crate) use self::lab::{LabArgs, LabPaper};

@@ -36,6 +36,8 @@ fn benchmarks_check_their_options_before_they_make_a_testbed() {
         (&["flap", "--batch", "16,64"], "bench replies"),
         (&["flood", "--batch", "16,64"], "bench replies"),
         (&["flood", "--size", "64"], "32 bytes"),
+        (&["proxy", "--batch", "16,64"], "bench replies"),
+        (&["proxy", "--size", "64"], "128 bytes"),
         (&["flap", "--receiver-cpus", "4095"], "CPU 4095"),
     ] {
         let out = folder("bench-unchecked");
@@ -189,4 +191,30 @@ fn loopback_added_and_removed_lanes_lose_no_datagrams() {
     assert!(row["added"].as_u64().unwrap() > 0 && row["sent"].as_u64().unwrap() > 0, "{row}");
     let page = fs::read_to_string(out.join("bench-churn.html")).unwrap();
     assert!(page.contains("<svg") && page.contains("<th>lost"));
+}
+
+#[test]
+fn netns_bench_proxy_compares_both_stacks() {
+    let name = "netns_bench_proxy_compares_both_stacks";
+    if !skip::need_root(name) || !skip::need_kernel(name, (5, 12), "kernel threads for NAPI") {
+        return;
+    }
+    let out = folder("bench-proxy");
+    let words = "bench proxy --contenders proxy/kernel,proxy/xdp --loads keep-alive,connect,paced,alone,bulk \
+                 --rate 200 --duration 100ms --rounds 2 --json --out";
+    let words: Vec<&str> = words.split_whitespace().chain([out.to_str().unwrap()]).collect();
+    let document = document(&words, |_| true);
+    let rows = document["rows"].as_array().unwrap();
+    let names: Vec<_> =
+        rows.iter().map(|row| (row["load"].as_str().unwrap(), row["contender"].as_str().unwrap())).collect();
+    let both = |load| [(load, "proxy/kernel"), (load, "proxy/xdp")];
+    let expected =
+        [&both("keep-alive")[..], &both("connect"), &both("paced"), &[("alone", "proxy/xdp")], &both("bulk")];
+    assert_eq!(names, expected.concat());
+    for row in rows {
+        assert_eq!((row["failed"].as_u64(), row["samples"].as_array().unwrap().len()), (Some(0), 2), "{row}");
+        let done = if row["load"] == "bulk" { "bytes_per_s" } else { "requests_per_s" };
+        assert!(row[done].as_f64().unwrap() > 0.0 && row["proxy_cpu_ns"].as_f64().unwrap() > 0.0, "{row}");
+    }
+    assert!(out.join("bench-proxy.html").exists());
 }
