@@ -35,6 +35,8 @@ pub struct Outbox<'a> {
     transport: Transport<'a>,
     cells: &'a Cells,
     datagrams: u64,
+    /// The result of sends since the last flush: some make room before one is asked for.
+    since_flush: Flushed,
     /// The send path past the kernel's stack, tried first.
     bypass: Option<Bypass<'a>>,
     /// Datagrams and bytes that it has taken and that are not counted as sent yet.
@@ -52,7 +54,7 @@ struct RetryBudget {
     last_error: Option<i32>,
 }
 
-/// The result of sending a batch.
+/// The result of sending datagrams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flushed {
     /// Datagrams that the kernel accepted.
@@ -65,7 +67,8 @@ impl<'a> Outbox<'a> {
     #[inline]
     pub(crate) fn new(replies: Replies<'a>, bypass: Option<Bypass<'a>>, cells: &'a Cells, v6: bool) -> Self {
         let Replies { queue, transport } = replies;
-        Self { queue, transport, cells, datagrams: 0, v6, bypass, bypass_pending: (0, 0) }
+        let since_flush = Flushed::default();
+        Self { queue, transport, cells, datagrams: 0, since_flush, v6, bypass, bypass_pending: (0, 0) }
     }
 
     /// Answers `request` with a copy of `payload`, from the address that the request was sent to.
@@ -112,13 +115,30 @@ impl<'a> Outbox<'a> {
     /// Sends a copy of `payload` to `peer`, without a request. A dual-stack socket accepts IPv4
     /// peers too.
     pub fn send_to(&mut self, peer: SocketAddr, payload: &[u8]) {
+        self.send(None, peer, payload);
+    }
+
+    /// As [`send_to`](Self::send_to), from the local address `from`, such as
+    /// [`Datagram::local`] of an earlier request. The port is that of the socket. If `from` is a
+    /// wildcard or a multicast address, the kernel selects the address.
+    pub fn send_from(&mut self, from: SocketAddr, peer: SocketAddr, payload: &[u8]) {
+        let interface = match from {
+            SocketAddr::V4(_) => 0,
+            SocketAddr::V6(v6) => v6.scope_id(),
+        };
+        let ip = in_socket_family(from, self.v6).ip();
+        let is_source = !ip.is_unspecified() && !ip.is_multicast();
+        self.send(is_source.then_some(Source { ip, interface }), peer, payload);
+    }
+
+    fn send(&mut self, source: Option<Source>, peer: SocketAddr, payload: &[u8]) {
         let peer = in_socket_family(peer, self.v6);
         if let Some(bypass) = &mut self.bypass
-            && bypass.send(None, peer, payload)
+            && bypass.send(source.map(|source| source.ip), peer, payload)
         {
             return self.count_bypassed(payload.len());
         }
-        self.copy(&peer.into(), None, payload);
+        self.copy(&peer.into(), source, payload);
     }
 
     #[inline]
@@ -197,31 +217,30 @@ impl<'a> Outbox<'a> {
         self.len() == 0
     }
 
-    /// Sends the collected datagrams, and returns how many of them the kernel accepted.
+    /// Sends the collected datagrams, and returns how many the kernel has accepted since the last
+    /// flush, those included that were sent to make room.
     ///
     /// While the device keeps sending, waits for room in the send buffer: at most 100 ms at a time
     /// and 1 s in all. Datagrams that still do not fit are lost and counted. Later ones do not
     /// wait either, until one fits again.
     pub fn flush(&mut self) -> Flushed {
-        let done = self.make_room();
+        self.make_room();
         if let Some(bypass) = &mut self.bypass {
             bypass.clear_diverted();
         }
-        done
+        std::mem::take(&mut self.since_flush)
     }
 
     /// As [`flush`](Self::flush), for a datagram that does not fit yet and must stay behind
     /// earlier ones to its peer.
-    fn make_room(&mut self) -> Flushed {
-        let by_bypass = self.flush_bypass();
-        let mut done = self.send_queued();
-        done.sent += by_bypass;
+    fn make_room(&mut self) {
+        self.since_flush.sent += self.flush_bypass();
+        self.send_queued();
         self.queue.clear();
-        done
     }
 
     /// Sends the queue and leaves it in the ring.
-    fn send_queued(&mut self) -> Flushed {
+    fn send_queued(&mut self) {
         let mut done = Flushed::default();
         let mut budget = RetryBudget { deadline: None, retries: RETRIES_MAX, last_error: None };
         let mut at = 0;
@@ -247,7 +266,8 @@ impl<'a> Outbox<'a> {
             }
         }
         self.datagrams = 0;
-        done
+        self.since_flush.sent += done.sent;
+        self.since_flush.lost += done.lost;
     }
 
     fn count_sent(&self, datagrams: u64, bytes: u64, done: &mut Flushed) {
