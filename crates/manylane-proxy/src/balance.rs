@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
-use crate::maglev::Maglev;
+use crate::maglev::{Lookup, Maglev};
 use crate::servers::Servers;
 
 /// How servers are chosen, among those that are up.
@@ -15,8 +15,8 @@ pub enum Balance {
     RoundRobin,
     /// The one with the fewest connections of all lanes.
     LeastConnections,
-    /// By the client's address and port, and Maglev's table: proxies with the same servers choose
-    /// alike.
+    /// By the client's address and port, or the key of a session of UDP, and Maglev's table: proxies
+    /// with the same servers choose alike.
     Hash,
 }
 
@@ -63,7 +63,7 @@ impl Balancer {
     pub(crate) fn choose(
         &mut self,
         servers: &Servers,
-        client: SocketAddr,
+        by: Lookup<'_>,
         tried: &[SocketAddr],
     ) -> Option<usize> {
         let all = servers.all();
@@ -89,7 +89,7 @@ impl Balancer {
                     let up = all.iter().enumerate().filter(|(_, server)| server.is_up());
                     self.table = Maglev::new(up.map(|(at, server)| (at, server.address)));
                 }
-                let by_table = (0..=tried.len() as u64).filter_map(|salt| self.table.find(client, salt));
+                let by_table = (0..=tried.len() as u64).filter_map(|salt| self.table.find(by, salt));
                 by_table.chain(0..all.len()).find(is_free)
             }
         }
@@ -112,8 +112,8 @@ mod tests {
         Servers::new(&ADDRESSES, &Servers::default())
     }
 
-    fn client() -> SocketAddr {
-        ([10, 9, 0, 1], 4000).into()
+    fn client() -> Lookup<'static> {
+        Lookup::Client(([10, 9, 0, 1], 4000).into())
     }
 
     #[test]

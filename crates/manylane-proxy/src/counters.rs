@@ -1,45 +1,50 @@
 //! What has become of connections. Each lane writes its own counters; anyone may read them.
+//! `counters!` makes the types, those of [`udp`](crate::udp) too.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// Makes two types: values, and the counters of one lane.
 macro_rules! counters {
-    ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
-        /// Counts since the start. `accepted` is `open` plus all that have ended: from `finished`
-        /// on, each connection of a client is in one of them.
+    ($(#[doc = $about:literal])+ $values:ident, $lane:ident: $($(#[doc = $doc:literal])+ $name:ident,)+) => {
+        $(#[doc = $about])+
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        pub struct Counters {
+        pub struct $values {
             $($(#[doc = $doc])+ pub $name: u64,)+
         }
 
-        impl Counters {
+        impl $values {
             /// Names and values.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
                 [$((stringify!($name), self.$name)),+].into_iter()
             }
 
             /// Adds those of another lane.
-            pub fn add(&mut self, other: &Counters) {
+            pub fn add(&mut self, other: &$values) {
                 $(self.$name += other.$name;)+
             }
         }
 
         /// The counters of one lane.
         #[derive(Debug, Default)]
-        pub struct LaneCounters {
-            $(pub(crate) $name: AtomicU64,)+
+        pub struct $lane {
+            $(pub(crate) $name: std::sync::atomic::AtomicU64,)+
         }
 
-        impl LaneCounters {
+        impl $lane {
             /// Their values.
             #[must_use]
-            pub fn snapshot(&self) -> Counters {
-                Counters { $($name: self.$name.load(Ordering::Relaxed),)+ }
+            pub fn snapshot(&self) -> $values {
+                $values { $($name: self.$name.load(std::sync::atomic::Ordering::Relaxed),)+ }
             }
         }
     };
 }
+pub(crate) use counters;
 
 counters! {
+    /// Counts since the start. `accepted` is `open` plus all that have ended: from `finished` on,
+    /// each connection of a client is in one of them.
+    Counters, LaneCounters:
     /// Connections of clients that were accepted.
     accepted,
     /// Connections that were made to servers.

@@ -1,5 +1,5 @@
-//! A TCP proxy on lanes: it accepts connections, makes one to a server for each, and moves bytes
-//! between the two.
+//! A proxy on lanes. For TCP, it accepts connections, makes one to a server for each, and moves
+//! bytes between the two. For UDP, see [`udp`].
 //!
 //! | stage | module | when something is full or missing |
 //! |---|---|---|
@@ -26,6 +26,7 @@ mod maglev;
 pub mod servers;
 mod sessions;
 mod settings;
+pub mod udp;
 
 pub use balance::Balance;
 pub use counters::{Counters, LaneCounters};

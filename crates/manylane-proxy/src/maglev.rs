@@ -17,6 +17,15 @@ const KEY_OFFSET: u64 = 0x6d61_6e79_6c61_6e65;
 const KEY_SKIP: u64 = 0x7072_6f78_7900_0001;
 const KEY_CLIENT: u64 = 0x636c_6965_6e74_0001;
 
+/// What a server is looked up by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Lookup<'a> {
+    /// A client's address and port.
+    Client(SocketAddr),
+    /// A key in the payload of its datagrams.
+    Payload(&'a [u8]),
+}
+
 /// The table.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Maglev {
@@ -61,8 +70,17 @@ impl Maglev {
     }
 
     /// The server of a client; another one, mostly, for another `salt`.
-    pub(crate) fn find(&self, client: SocketAddr, salt: u64) -> Option<usize> {
-        let place = hash(client, KEY_CLIENT.wrapping_add(salt)) % PLACES as u64;
+    pub(crate) fn find(&self, by: Lookup<'_>, salt: u64) -> Option<usize> {
+        let key = KEY_CLIENT.wrapping_add(salt);
+        let hash = match by {
+            Lookup::Client(client) => hash(client, key),
+            Lookup::Payload(bytes) => {
+                let mut hasher = SipHasher13::new_with_keys(key, KEY_OFFSET);
+                hasher.write(bytes);
+                hasher.finish()
+            }
+        };
+        let place = hash % PLACES as u64;
         self.places.get(place as usize).map(|server| usize::from(*server))
     }
 }
@@ -85,8 +103,8 @@ mod tests {
         (0..count).map(|at| (at.into(), ([10, 0, 0, at], 80).into())).collect()
     }
 
-    fn clients() -> impl Iterator<Item = SocketAddr> {
-        (0..10_000_u16).map(|at| ([10, 1, (at >> 8) as u8, at as u8], 1024 + at).into())
+    fn clients() -> impl Iterator<Item = Lookup<'static>> {
+        (0..10_000_u16).map(|at| Lookup::Client(([10, 1, (at >> 8) as u8, at as u8], 1024 + at).into()))
     }
 
     #[test]
@@ -121,6 +139,6 @@ mod tests {
 
     #[test]
     fn without_servers_there_is_none() {
-        assert_eq!(Maglev::new(std::iter::empty()).find(([10, 0, 0, 1], 1).into(), 0), None);
+        assert_eq!(Maglev::new(std::iter::empty()).find(Lookup::Payload(b"key"), 0), None);
     }
 }

@@ -1,12 +1,16 @@
 //! The servers behind a proxy: which are up, and how many connections they have. All lanes share
 //! them.
+//!
+//! Servers of TCP are checked by connecting. UDP has no connections: what sessions hear from a
+//! server takes its place.
 
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Checks in a row that have to fail before a server is down: one may be lost by accident.
+/// Checks in a row that have to fail before a server is down: one may be lost by accident. Of UDP,
+/// datagrams in a row that it refuses.
 const FAILURES_MAX: u32 = 2;
 
 /// A server.
@@ -84,11 +88,35 @@ impl Servers {
             let is_there = TcpStream::connect_timeout(&server.address, timeout).is_ok();
             let failures = if is_there { 0 } else { server.failures.load(Ordering::Relaxed) + 1 };
             server.failures.store(failures, Ordering::Relaxed);
-            let is_up = failures < FAILURES_MAX && (is_there || server.is_up());
-            if server.is_up.swap(is_up, Ordering::Relaxed) != is_up {
-                log::warn!("server {} is {}", server.address, if is_up { "up" } else { "down" });
-                self.version.fetch_add(1, Ordering::Release);
-            }
+            self.set_up(server, failures < FAILURES_MAX && (is_there || server.is_up()));
+        }
+    }
+
+    /// Puts servers back that have refused datagrams. One more takes such a server out again.
+    pub fn readmit(&self) {
+        self.servers.iter().for_each(|server| self.set_up(server, true));
+    }
+
+    /// A server has refused a datagram: nothing is bound to its port.
+    pub(crate) fn record_refusal(&self, server: &Server) {
+        if server.failures.fetch_add(1, Ordering::Relaxed) + 1 >= FAILURES_MAX {
+            self.set_up(server, false);
+        }
+    }
+
+    /// A server has answered. Writes nothing if it has refused nothing since its last answer.
+    #[inline]
+    pub(crate) fn record_answer(&self, server: &Server) {
+        if server.failures.load(Ordering::Relaxed) > 0 {
+            server.failures.store(0, Ordering::Relaxed);
+            self.set_up(server, true);
+        }
+    }
+
+    fn set_up(&self, server: &Server, is_up: bool) {
+        if server.is_up.swap(is_up, Ordering::Relaxed) != is_up {
+            log::warn!("server {} is {}", server.address, if is_up { "up" } else { "down" });
+            self.version.fetch_add(1, Ordering::Release);
         }
     }
 }
@@ -115,6 +143,25 @@ mod tests {
         assert_eq!(check(), (false, 2));
         let _listener = TcpListener::bind(address).unwrap();
         assert_eq!(check(), (true, 3));
+    }
+
+    #[test]
+    fn a_server_that_refuses_twice_in_a_row_is_down_until_it_is_readmitted() {
+        let servers = Servers::new(&[([10, 0, 0, 1], 53).into()], &Servers::default());
+        let server = &servers.all()[0];
+        servers.record_refusal(server);
+        servers.record_answer(server);
+        servers.record_refusal(server);
+        assert_eq!((server.is_up(), servers.version()), (true, 1));
+        servers.record_refusal(server);
+        assert_eq!((server.is_up(), servers.version()), (false, 2));
+        servers.readmit();
+        assert_eq!((server.is_up(), servers.version()), (true, 3));
+        // It has not answered since.
+        servers.record_refusal(server);
+        assert_eq!((server.is_up(), servers.version()), (false, 4));
+        servers.record_answer(server);
+        assert_eq!((server.is_up(), servers.version()), (true, 5));
     }
 
     #[test]

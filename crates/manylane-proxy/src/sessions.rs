@@ -23,6 +23,7 @@ use crate::balance::Balancer;
 use crate::counters::{LaneCounters, add};
 use crate::lane::{ProxyLane, Result};
 use crate::limits::Refused;
+use crate::maglev::Lookup;
 use crate::servers::Server;
 use crate::settings::{Settings, Shared};
 
@@ -225,7 +226,7 @@ impl<L: ProxyLane> Proxy<L> {
         let settings = Arc::clone(&self.settings);
         loop {
             let Some(session) = self.sessions.get_mut(at as usize).and_then(Option::as_mut) else { return };
-            let client = session.client_addr;
+            let client = Lookup::Client(session.client_addr);
             let tried: Vec<SocketAddr> = session.tried.iter().copied().flatten().collect();
             let chosen = session.tried.get_mut(tried.len()).and_then(|place| {
                 let chosen = self.balancer.choose(&settings.servers, client, &tried)?;

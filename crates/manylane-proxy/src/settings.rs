@@ -1,6 +1,7 @@
 //! What a user can set, and what the lanes of a proxy have in common.
 
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -29,6 +30,10 @@ pub struct Options {
     pub connections_max_per_source: Option<u32>,
     /// Longest time that connections have to end, once no more are accepted.
     pub drain_timeout: Duration,
+    /// UDP: answers to each datagram of a client, after which a session ends; none: not known.
+    pub answers: Option<NonZeroU32>,
+    /// UDP: servers that refuse datagrams are taken out, until [`Servers::readmit`] is called.
+    pub takes_out_refusing: bool,
 }
 
 impl Default for Options {
@@ -42,6 +47,8 @@ impl Default for Options {
             connections_max: 100_000,
             connections_max_per_source: None,
             drain_timeout: Duration::from_secs(30),
+            answers: None,
+            takes_out_refusing: true,
         }
     }
 }
