@@ -94,15 +94,16 @@ pub(crate) enum Command {
         after_long_help = "Examples:\n  manylane limit 1234\n  manylane limit 1234 --limit 20k,per=24 --allow 192.0.2.0/24"
     )]
     Limit(LimitArgs),
-    /// Proxy TCP connections to servers, on lanes
+    /// Proxy TCP connections or UDP datagrams to servers, on lanes
     ///
     /// Accepts connections, makes one to a server for each, and moves bytes between the two. With
+    /// --udp, forwards datagrams, and the servers' answers to the clients they are for. With
     /// stack xdp, a lane has a TCP stack of its own on the queues of the devices, past the
     /// kernel's; this machine itself cannot connect to it then. The first lines on standard error
     /// are `listening on ADDR`. At Ctrl-C or SIGTERM no more connections are accepted, and those
     /// that there are have --drain-timeout to end. The counters then go to standard output.
     #[command(
-        after_long_help = "Examples:\n  manylane proxy --listen 0.0.0.0:8080 --to 10.0.0.1:80,10.0.0.2:80\n  sudo manylane proxy --listen 192.0.2.1:443 --to 10.0.0.1:443 --interface eth0,eth1 --balance hash"
+        after_long_help = "Examples:\n  manylane proxy --listen 0.0.0.0:8080 --to 10.0.0.1:80,10.0.0.2:80\n  sudo manylane proxy --listen 192.0.2.1:443 --to 10.0.0.1:443 --interface eth0,eth1 --balance hash\n  manylane proxy --udp --listen 0.0.0.0:53 --to 10.0.0.1:53,10.0.0.2:53 --answers 1"
     )]
     Proxy(ProxyArgs),
     /// Run an unmodified server on lanes

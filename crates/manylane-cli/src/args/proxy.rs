@@ -1,11 +1,14 @@
 //! Options of `proxy`.
 
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use manylane::Engine;
+use manylane_proxy::udp::PayloadKey;
 use manylane_proxy::{Balance, ProxyHeader};
 
 use super::FilterArgs;
@@ -26,6 +29,12 @@ pub(crate) enum ProxyStack {
 /// Options of `manylane proxy`.
 #[derive(Debug, Args)]
 pub(crate) struct ProxyArgs {
+    /// Forward datagrams in place of connections
+    ///
+    /// The datagrams of a client and the answers to them are a session, which ends after
+    /// --idle-timeout. What is said of connections below then holds for sessions.
+    #[arg(long)]
+    pub(crate) udp: bool,
     /// Address to accept connections at, such as 192.0.2.1:443; can be repeated
     #[arg(long, value_name = "ADDR", required_unless_present = "config")]
     pub(crate) listen: Vec<SocketAddr>,
@@ -37,35 +46,44 @@ pub(crate) struct ProxyArgs {
     /// Its keys are the names of the options, such as idle-timeout = "5m". At SIGHUP, servers,
     /// --balance, --proxy-protocol, limits on connections and time-outs change, and no connection
     /// is closed.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["listen", "to", "balance", "proxy_protocol", "check_interval", "stack", "lanes", "interface", "source_ports", "xdp_generic", "limit", "allow", "deny", "max_connections", "max_per_source", "connect_timeout", "idle_timeout", "half_closed_timeout", "drain_timeout"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["udp", "key", "answers", "engine", "listen", "to", "balance", "proxy_protocol", "check_interval", "stack", "lanes", "interface", "source_ports", "xdp_generic", "limit", "allow", "deny", "max_connections", "max_per_source", "connect_timeout", "idle_timeout", "half_closed_timeout", "drain_timeout"])]
     pub(crate) config: Option<PathBuf>,
     /// Which server gets a connection: round-robin, least-connections or hash
     ///
-    /// hash: by the client's address and port, with Maglev's table, so that proxies with the same
-    /// servers choose alike.
+    /// hash: by the client's address and port, or by the bytes of --key, with Maglev's table, so
+    /// that proxies with the same servers choose alike.
     #[arg(long, value_name = "HOW", default_value_t)]
     pub(crate) balance: Balance,
     /// Tell servers the client's address by the PROXY protocol: v1 or v2
-    #[arg(long, value_name = "VERSION")]
+    #[arg(long, value_name = "VERSION", conflicts_with = "udp")]
     pub(crate) proxy_protocol: Option<ProxyHeader>,
     /// Time between checks of the servers; 0: none
     ///
     /// A check connects and closes, by the kernel's stack. A server is down after two failures.
+    /// With --udp nothing is sent: a server that refuses two datagrams in a row is down until the
+    /// next check.
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = interval_or_zero)]
     pub(crate) check_interval: Duration,
     /// Stack of the lanes
-    #[arg(long, help_heading = "Lanes", value_enum, default_value_t = ProxyStack::Auto)]
+    #[arg(long, help_heading = "Lanes", value_enum, default_value_t = ProxyStack::Auto, conflicts_with = "udp")]
     pub(crate) stack: ProxyStack,
+    /// Engine of the lanes with --udp: auto, mmsg, uring or xdp [default: auto]
+    ///
+    /// As for `manylane echo`. auto: xdp on the devices of --interface if that works, else mmsg.
+    #[arg(long, help_heading = "Lanes", requires = "udp")]
+    pub(crate) engine: Option<Engine>,
     /// Number of lanes [default: one for each CPU; with stack xdp at most one for each queue]
     #[arg(long, help_heading = "Lanes", value_name = "N", value_parser = within(1..=256))]
     pub(crate) lanes: Option<usize>,
     /// Network devices of stack xdp, such as eth0,eth1: those of clients and of servers
+    ///
+    /// With --udp: devices of engine xdp. Only those of clients are needed.
     #[arg(long, help_heading = "Stack xdp", value_name = "LIST", value_delimiter = ',')]
     pub(crate) interface: Vec<String>,
     /// Ports that connections to servers come from, in blocks of 256
     ///
     /// The kernel hands none of them out to programs meanwhile.
-    #[arg(long, help_heading = "Stack xdp", value_name = "FIRST-LAST", default_value = "49152-65535", value_parser = port_range)]
+    #[arg(long, help_heading = "Stack xdp", value_name = "FIRST-LAST", default_value = "49152-65535", value_parser = port_range, conflicts_with = "udp")]
     pub(crate) source_ports: RangeInclusive<u16>,
     /// Attach the XDP program in generic mode: any device, but slower
     #[arg(long, help_heading = "Stack xdp")]
@@ -79,17 +97,29 @@ pub(crate) struct ProxyArgs {
     #[arg(long, help_heading = "Limits", value_name = "N")]
     pub(crate) max_per_source: Option<u32>,
     /// Longest time to connect to a server
-    #[arg(long, help_heading = "Limits", value_name = "TIME", default_value = "5s", value_parser = parse::duration)]
+    #[arg(long, help_heading = "Limits", value_name = "TIME", default_value = "5s", value_parser = parse::duration, conflicts_with = "udp")]
     pub(crate) connect_timeout: Duration,
-    /// Longest time without bytes
-    #[arg(long, help_heading = "Limits", value_name = "TIME", default_value = "5m", value_parser = parse::duration)]
-    pub(crate) idle_timeout: Duration,
+    /// Longest time without bytes [default: 5m; with --udp 60s]
+    #[arg(long, help_heading = "Limits", value_name = "TIME", value_parser = parse::duration)]
+    pub(crate) idle_timeout: Option<Duration>,
     /// Longest time without bytes once one side has ended
-    #[arg(long, help_heading = "Limits", value_name = "TIME", default_value = "30s", value_parser = parse::duration)]
+    #[arg(long, help_heading = "Limits", value_name = "TIME", default_value = "30s", value_parser = parse::duration, conflicts_with = "udp")]
     pub(crate) half_closed_timeout: Duration,
     /// Longest time that connections have to end at Ctrl-C or SIGTERM
     #[arg(long, help_heading = "Limits", value_name = "TIME", default_value = "30s", value_parser = parse::duration)]
     pub(crate) drain_timeout: Duration,
+    /// Sessions by a key in the payload, such as 1:8
+    ///
+    /// LENGTH bytes (at most 64) from OFFSET on. Datagrams with the same key are one session, and
+    /// go to one server, whatever address they come from. Answers go to the address that the last
+    /// one came from. Without it, addresses and ports tell sessions apart.
+    #[arg(long, help_heading = "UDP", value_name = "OFFSET:LENGTH", requires = "udp")]
+    pub(crate) key: Option<PayloadKey>,
+    /// Number of answers to each datagram, such as 1 for DNS [default: unknown]
+    ///
+    /// A session ends once its datagrams are answered, and not only after --idle-timeout.
+    #[arg(long, help_heading = "UDP", value_name = "N", requires = "udp")]
+    pub(crate) answers: Option<NonZeroU32>,
     /// Serve counters in the text format of Prometheus at this port or address
     #[arg(long, value_name = "ADDR", value_parser = metrics::parse_addr)]
     pub(crate) metrics: Option<SocketAddr>,

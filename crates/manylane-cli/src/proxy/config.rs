@@ -3,23 +3,31 @@
 use std::fmt::Display;
 use std::fs;
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::ops::RangeInclusive;
 use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use manylane::Limit;
-use manylane::Prefix;
+use manylane::{Engine, Limit, Prefix};
 use manylane_proxy::Options;
+use manylane_proxy::udp::PayloadKey;
 use serde::{Deserialize, Deserializer};
 
 use crate::args::{ProxyArgs, ProxyStack, port_range};
 use crate::parse;
 
+/// Default of the idle timeout.
+const TCP_IDLE_TIMEOUT: Duration = Duration::from_secs(300);
+const UDP_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// A configuration that was checked.
 #[derive(Clone, Debug)]
 pub(super) struct Config {
+    pub(super) udp: bool,
+    pub(super) key: Option<PayloadKey>,
+    pub(super) engine: Engine,
     pub(super) listen: Vec<SocketAddr>,
     pub(super) to: Vec<SocketAddr>,
     pub(super) options: Options,
@@ -38,6 +46,13 @@ pub(super) struct Config {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct File {
+    #[serde(default)]
+    udp: bool,
+    #[serde(default, deserialize_with = "text")]
+    key: Option<PayloadKey>,
+    answers: Option<NonZeroU32>,
+    #[serde(default, deserialize_with = "text")]
+    engine: Option<Engine>,
     #[serde(deserialize_with = "texts")]
     listen: Vec<SocketAddr>,
     #[serde(deserialize_with = "texts")]
@@ -87,17 +102,22 @@ impl Config {
 
     fn of_args(args: &ProxyArgs) -> Config {
         Config {
+            udp: args.udp,
+            key: args.key,
+            engine: args.engine.unwrap_or_default(),
             listen: args.listen.clone(),
             to: args.to.clone(),
             options: Options {
                 balance: args.balance,
                 header: args.proxy_protocol,
                 connect_timeout: args.connect_timeout,
-                idle_timeout: args.idle_timeout,
+                idle_timeout: args.idle_timeout.unwrap_or(default_idle_timeout(args.udp)),
                 half_closed_timeout: args.half_closed_timeout,
                 connections_max: args.max_connections,
                 connections_max_per_source: args.max_per_source,
                 drain_timeout: args.drain_timeout,
+                answers: args.answers,
+                takes_out_refusing: !args.check_interval.is_zero(),
             },
             check_interval: args.check_interval,
             stack: args.stack,
@@ -120,21 +140,31 @@ impl Config {
         if file.lanes.is_some_and(|lanes| !(1..=256).contains(&lanes)) {
             return Err(anyhow!("lanes: expected 1 to 256"));
         }
+        if let Some(key) = file.misplaced() {
+            let which = if file.udp { "does not apply with" } else { "needs" };
+            return Err(anyhow!("{key}: {which} udp = true"));
+        }
         let defaults = self.options;
+        let check_interval = file.check_interval.unwrap_or(self.check_interval);
         Ok(Config {
+            udp: file.udp,
+            key: file.key,
+            engine: file.engine.unwrap_or_default(),
             listen: file.listen.clone(),
             to: file.to.clone(),
             options: Options {
                 balance: file.balance.unwrap_or(defaults.balance),
                 header: file.proxy_protocol,
                 connect_timeout: file.connect_timeout.unwrap_or(defaults.connect_timeout),
-                idle_timeout: file.idle_timeout.unwrap_or(defaults.idle_timeout),
+                idle_timeout: file.idle_timeout.unwrap_or(default_idle_timeout(file.udp)),
                 half_closed_timeout: file.half_closed_timeout.unwrap_or(defaults.half_closed_timeout),
                 connections_max: file.max_connections.unwrap_or(defaults.connections_max),
                 connections_max_per_source: file.max_per_source,
                 drain_timeout: file.drain_timeout.unwrap_or(defaults.drain_timeout),
+                answers: file.answers,
+                takes_out_refusing: !check_interval.is_zero(),
             },
-            check_interval: file.check_interval.unwrap_or(self.check_interval),
+            check_interval,
             stack: file.stack.unwrap_or(self.stack),
             lanes: file.lanes,
             interface: file.interface.clone(),
@@ -149,6 +179,9 @@ impl Config {
     /// What differs of that which a reload cannot change.
     pub(super) fn fixed_difference(&self, new: &Config) -> Option<&'static str> {
         [
+            (self.udp != new.udp, "udp"),
+            (self.key != new.key, "key"),
+            (self.engine != new.engine, "engine"),
             (self.listen != new.listen, "listen"),
             (self.check_interval != new.check_interval, "check-interval"),
             (self.stack != new.stack, "stack"),
@@ -163,6 +196,30 @@ impl Config {
         .into_iter()
         .find_map(|(differs, name)| differs.then_some(name))
     }
+}
+
+impl File {
+    /// A key that only has a meaning with UDP, or without it, and is in the wrong file.
+    fn misplaced(&self) -> Option<&'static str> {
+        let of_udp = [
+            (self.key.is_some(), "key"),
+            (self.answers.is_some(), "answers"),
+            (self.engine.is_some(), "engine"),
+        ];
+        let of_tcp = [
+            (self.proxy_protocol.is_some(), "proxy-protocol"),
+            (self.stack.is_some(), "stack"),
+            (self.source_ports.is_some(), "source-ports"),
+            (self.connect_timeout.is_some(), "connect-timeout"),
+            (self.half_closed_timeout.is_some(), "half-closed-timeout"),
+        ];
+        let misplaced = if self.udp { &of_tcp[..] } else { &of_udp };
+        misplaced.iter().find_map(|(is_set, name)| is_set.then_some(*name))
+    }
+}
+
+fn default_idle_timeout(udp: bool) -> Duration {
+    if udp { UDP_IDLE_TIMEOUT } else { TCP_IDLE_TIMEOUT }
 }
 
 /// Reads and checks a file. Errors name the line.
@@ -236,6 +293,22 @@ mod tests {
         assert_eq!(file.idle_timeout, Some(Duration::from_millis(500)));
         assert_eq!(file.source_ports, Some(50_000..=60_000));
         assert_eq!((file.stack, file.check_interval), (Some(ProxyStack::Kernel), Some(Duration::ZERO)));
+    }
+
+    #[test]
+    fn keys_of_the_other_protocol_are_named() {
+        let udp = "udp = true\nkey = \"1:8\"\nanswers = 1\nengine = \"mmsg\"\n";
+        let file = parsed(&format!("{LEAST}{udp}")).unwrap();
+        assert_eq!((file.udp, file.misplaced()), (true, None));
+        assert_eq!((file.key, file.engine), ("1:8".parse().ok(), Some(Engine::Mmsg)));
+        for (line, what) in [
+            ("key = \"1:8\"", "key"),
+            ("engine = \"xdp\"", "engine"),
+            ("udp = true\nstack = \"kernel\"", "stack"),
+            ("udp = true\nhalf-closed-timeout = \"1s\"", "half-closed-timeout"),
+        ] {
+            assert_eq!(parsed(&format!("{LEAST}{line}\n")).unwrap().misplaced(), Some(what));
+        }
     }
 
     #[test]

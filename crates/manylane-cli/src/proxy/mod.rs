@@ -1,6 +1,8 @@
-//! `manylane proxy`: connections of clients to servers, on lanes.
+//! `manylane proxy`: connections or datagrams of clients to servers, on lanes.
 
 mod config;
+mod tcp;
+mod udp;
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -10,16 +12,15 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
-use manylane::tcp::{StackConfig, TcpBuilder, TcpLane};
-use manylane::{Builder, MetricsPort};
+use manylane::MetricsPort;
+use manylane::control::ControlSocket;
 use manylane_measure::Document;
-use manylane_proxy::lane::ProxyLane;
-use manylane_proxy::{Counters, KernelLane, LaneCounters, Proxy, Shared};
-use manylane_sys::{cpu, process};
+use manylane_proxy::Shared;
+use manylane_sys::cpu;
 use serde::Serialize;
 
 use self::config::Config;
-use crate::args::{ProxyArgs, ProxyStack};
+use crate::args::ProxyArgs;
 use crate::{metrics, output, signals};
 
 /// Name of the document.
@@ -29,16 +30,34 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Longest time that a check of a server takes.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The lanes of one stack or the other.
-enum Lanes {
-    Xdp(Vec<TcpLane>),
-    Kernel(Vec<KernelLane>),
+/// Counters of all lanes, by name.
+type Counts = Vec<(&'static str, u64)>;
+type LaneThread = JoinHandle<manylane_proxy::lane::Result<()>>;
+
+/// Lanes that serve.
+struct Started {
+    listen: Vec<SocketAddr>,
+    /// What is under the lanes: a stack of TCP, or an engine of UDP.
+    settings: Settings,
+    /// The same for people, in one line.
+    line: String,
+    threads: Vec<LaneThread>,
+    counts: Box<dyn Fn() -> Counts + Send + Sync>,
+    /// Metrics of the lanes themselves.
+    lane_metrics: Box<dyn Fn() -> String + Send + Sync>,
+    /// For `manylane top`, as long as the lanes serve.
+    control: Vec<ControlSocket>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 struct Settings {
     listen: Vec<SocketAddr>,
-    stack: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stack: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    engine: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<String>,
     lanes: usize,
     seconds: f64,
 }
@@ -51,26 +70,20 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<()> {
     let hangup = signals::hangup_flag()?;
     let mut config = Config::new(args)?;
     let shared = Shared::new(config.options.clone(), &config.to);
-    let lanes = open(&config)?;
-    let (listen, stack) = match &lanes {
-        Lanes::Xdp(lanes) => (lanes[0].listeners().to_vec(), "xdp"),
-        Lanes::Kernel(lanes) => (lanes[0].listeners(), "kernel"),
-    };
     let start = Instant::now();
-    let (counters, threads) = match lanes {
-        Lanes::Xdp(lanes) => start_all(lanes, &shared),
-        Lanes::Kernel(lanes) => start_all(lanes, &shared),
-    }?;
+    let started = if config.udp { udp::start(&config, &shared) } else { tcp::start(&config, &shared) }?;
+    let Started { listen, settings, line, threads, counts, lane_metrics, control } = started;
     for address in &listen {
         output::eprint_line(&format!("listening on {address}"));
     }
-    output::eprint_line(&format!("stack {stack}, {} lanes", counters.len()));
+    output::eprint_line(&line);
+    let counts: Arc<dyn Fn() -> Counts + Send + Sync> = counts.into();
     if let Some(port) = metrics_port {
-        let (counters, shared) = (counters.clone(), Arc::clone(&shared));
-        metrics::keep(port.serve(move || page(&sum(&counters), &shared))?);
+        let (counts, shared) = (Arc::clone(&counts), Arc::clone(&shared));
+        let prefix = if config.udp { "manylane_proxy_udp" } else { "manylane_proxy" };
+        metrics::keep(port.serve(move || page(prefix, &counts(), &shared) + &lane_metrics())?);
     }
-    let checks = start_checks(config.check_interval, &shared, &stop);
-    let settings = Settings { listen, stack, lanes: counters.len(), seconds: 0.0 };
+    let checks = start_checks(&config, &shared, &stop);
     while !stop.load(Ordering::Relaxed) && !threads.iter().any(JoinHandle::is_finished) {
         thread::sleep(POLL_INTERVAL);
         if hangup.swap(false, Ordering::Relaxed) {
@@ -79,6 +92,7 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<()> {
     }
     shared.stop();
     let results: Vec<_> = threads.into_iter().map(JoinHandle::join).collect();
+    drop(control);
     stop.store(true, Ordering::Relaxed);
     if let Some(checks) = checks {
         _ = checks.join();
@@ -89,11 +103,11 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<()> {
             .map_err(|err| anyhow!(err))
             .context("a lane failed")?;
     }
-    let total = sum(&counters);
+    let total = counts();
     if args.json {
-        let settings = Settings { seconds: start.elapsed().as_secs_f64(), ..settings };
+        let settings = Settings { listen, seconds: start.elapsed().as_secs_f64(), ..settings };
         let row: serde_json::Map<String, serde_json::Value> =
-            total.iter().map(|(name, value)| (name.to_owned(), value.into())).collect();
+            total.iter().map(|(name, value)| ((*name).to_owned(), (*value).into())).collect();
         output::print_json(&Document::new(SCHEMA, settings, vec![row]))
     } else {
         let lines = total.iter().map(|(name, value)| format!("{:<24}{value}\n", name.replace('_', " ")));
@@ -118,95 +132,41 @@ fn reload(args: &ProxyArgs, config: &mut Config, shared: &Shared) {
     }
 }
 
-fn open(config: &Config) -> Result<Lanes> {
-    match config.stack {
-        ProxyStack::Xdp => open_xdp(config).map(Lanes::Xdp).context("cannot open lanes of stack xdp"),
-        ProxyStack::Kernel => open_kernel(config),
-        ProxyStack::Auto if config.interface.is_empty() => open_kernel(config),
-        ProxyStack::Auto => open_xdp(config).map(Lanes::Xdp).or_else(|err| {
-            output::eprint_line(&format!("stack xdp does not work here: {err:#}"));
-            open_kernel(config)
-        }),
-    }
-}
-
-fn open_xdp(config: &Config) -> Result<Vec<TcpLane>> {
-    let mut builder = TcpBuilder::new();
-    for address in &config.listen {
-        builder.listen(address)?;
-    }
-    builder.source_ports(config.source_ports.clone());
-    // A session has two connections, and any lane may get most of them.
-    let connections = usize::try_from(config.options.connections_max).unwrap_or(usize::MAX).saturating_mul(2);
-    let stack = StackConfig::default();
-    let connections_max = connections.clamp(stack.connections_max, 1 << 24);
-    builder.stack(StackConfig { connections_max, ..stack });
-    if let Some(lanes) = config.lanes {
-        builder.lanes(lanes);
-    }
-    builder.xdp(|xdp: &mut Builder| {
-        xdp.xdp_generic(config.xdp_generic);
-        if !config.interface.is_empty() {
-            xdp.xdp_devices(config.interface.clone());
-        }
-        config.limit.iter().for_each(|limit| _ = xdp.limit(*limit));
-        config.allow.iter().for_each(|prefix| _ = xdp.allow(*prefix));
-        config.deny.iter().for_each(|prefix| _ = xdp.deny(*prefix));
-    });
-    Ok(builder.open()?)
-}
-
-fn open_kernel(config: &Config) -> Result<Lanes> {
-    // A session takes two descriptors.
-    let descriptors = process::raise_descriptor_limit();
-    if descriptors / 2 < config.options.connections_max {
-        log::info!(
-            "{descriptors} descriptors for {} connections (ulimit -Hn)",
-            config.options.connections_max
-        );
-    }
-    let lanes = config.lanes.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
-    let mut opened = vec![KernelLane::open(&config.listen).context("cannot listen")?];
-    // Of the ports that the kernel has picked.
-    let addresses = opened[0].listeners();
-    for _ in 1..lanes {
-        opened.push(KernelLane::open(&addresses).context("cannot listen")?);
-    }
-    Ok(Lanes::Kernel(opened))
-}
-
-type Started = (Vec<Arc<LaneCounters>>, Vec<JoinHandle<manylane_proxy::lane::Result<()>>>);
-
 /// Starts a thread for each lane, each on a CPU of its own as far as there are enough.
-fn start_all<L: ProxyLane + Send + 'static>(lanes: Vec<L>, shared: &Arc<Shared>) -> Result<Started> {
+fn start_threads<P: Send + 'static>(
+    proxies: Vec<P>,
+    run: fn(&mut P) -> manylane_proxy::lane::Result<()>,
+) -> Result<Vec<LaneThread>> {
     let cpus = cpu::affinity().unwrap_or_default();
-    let (mut all, mut threads) = (Vec::new(), Vec::new());
-    for (at, lane) in lanes.into_iter().enumerate() {
-        let counters = Arc::new(LaneCounters::default());
-        let mut proxy = Proxy::new(lane, Arc::clone(shared), Arc::clone(&counters));
+    let start = |(at, mut proxy): (usize, P)| {
         let cpu = cpus.get(at % cpus.len().max(1)).copied();
-        let run = move || {
+        let body = move || {
             if let Some(err) = cpu.and_then(|cpu| cpu::pin(cpu).err()) {
                 log::warn!("a lane is not pinned to its CPU: {err}");
             }
-            proxy.run()
+            run(&mut proxy)
         };
-        let thread = thread::Builder::new().name(format!("lane-{at}")).spawn(run);
-        threads.push(thread.context("cannot start a thread for a lane")?);
-        all.push(counters);
-    }
-    Ok((all, threads))
+        thread::Builder::new().name(format!("lane-{at}")).spawn(body)
+    };
+    let started: std::io::Result<_> = proxies.into_iter().enumerate().map(start).collect();
+    started.context("cannot start a thread for a lane")
 }
 
 /// Starts the thread that checks the servers.
-fn start_checks(interval: Duration, shared: &Arc<Shared>, stop: &Arc<AtomicBool>) -> Option<JoinHandle<()>> {
+fn start_checks(config: &Config, shared: &Arc<Shared>, stop: &Arc<AtomicBool>) -> Option<JoinHandle<()>> {
+    let (interval, udp) = (config.check_interval, config.udp);
     if interval.is_zero() {
         return None;
     }
     let (shared, stop) = (Arc::clone(shared), Arc::clone(stop));
     let check = move || {
         while !stop.load(Ordering::Relaxed) {
-            shared.settings().servers.check(CHECK_TIMEOUT);
+            let settings = shared.settings();
+            if udp {
+                settings.servers.readmit()
+            } else {
+                settings.servers.check(CHECK_TIMEOUT)
+            }
             let checked = Instant::now();
             while checked.elapsed() < interval && !stop.load(Ordering::Relaxed) {
                 thread::sleep(POLL_INTERVAL.min(interval));
@@ -217,21 +177,15 @@ fn start_checks(interval: Duration, shared: &Arc<Shared>, stop: &Arc<AtomicBool>
     started.map_err(|err| log::warn!("servers are not checked: {err}")).ok()
 }
 
-fn sum(lanes: &[Arc<LaneCounters>]) -> Counters {
-    let mut total = Counters::default();
-    lanes.iter().for_each(|lane| total.add(&lane.snapshot()));
-    total
-}
-
 /// The counters in the text format of Prometheus.
-fn page(total: &Counters, shared: &Shared) -> String {
+fn page(prefix: &str, total: &Counts, shared: &Shared) -> String {
     let settings = shared.settings();
     let mut text = String::new();
-    for (name, value) in total.iter() {
-        let (suffix, kind) = if name == "open" { ("", "gauge") } else { ("_total", "counter") };
+    for (name, value) in total {
+        let (suffix, kind) = if *name == "open" { ("", "gauge") } else { ("_total", "counter") };
         // Writing to a string does not fail.
-        _ = writeln!(text, "# TYPE manylane_proxy_{name}{suffix} {kind}");
-        _ = writeln!(text, "manylane_proxy_{name}{suffix} {value}");
+        _ = writeln!(text, "# TYPE {prefix}_{name}{suffix} {kind}");
+        _ = writeln!(text, "{prefix}_{name}{suffix} {value}");
     }
     text.push_str("# TYPE manylane_proxy_server_up gauge\n");
     for server in settings.servers.all() {

@@ -1,7 +1,7 @@
 //! `manylane proxy`: from its options to the counters at its end.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -37,6 +37,26 @@ impl Proxy {
         let log = Arc::clone(&proxy.log);
         thread::spawn(move || lines.map_while(Result::ok).for_each(|line| log.lock().unwrap().push(line)));
         proxy
+    }
+
+    /// What it serves for Prometheus.
+    fn metrics(&self) -> String {
+        let line = || self.log.lock().unwrap().iter().find(|line| line.contains("metrics at")).cloned();
+        let line = wait_for("the address of metrics", line, Option::is_some).unwrap();
+        let port = line.rsplit_once(':').unwrap().1.trim_end_matches("/metrics").parse().unwrap();
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+        let mut page = String::new();
+        stream.read_to_string(&mut page).unwrap();
+        page
+    }
+
+    /// Sends it SIGHUP, and waits for a line that has this text.
+    fn reload(&self, answer: &str) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-s", "HUP", &pid]).status().unwrap().success());
+        let log = || self.log.lock().unwrap().clone();
+        wait_for("a line about the reload", log, |log| log.iter().any(|line| line.contains(answer)));
     }
 
     /// Ends it by SIGTERM; returns its counters.
@@ -97,13 +117,7 @@ fn loopback_proxy_serves_until_it_is_told_to_end() {
         let text = format!("request {at}");
         assert_eq!(ask(proxy.addr, &text), text);
     }
-    let line = || proxy.log.lock().unwrap().iter().find(|line| line.contains("metrics at")).cloned();
-    let line = wait_for("the address of metrics", line, Option::is_some).unwrap();
-    let port = line.rsplit_once(':').unwrap().1.trim_end_matches("/metrics").parse().unwrap();
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
-    let mut page = String::new();
-    stream.read_to_string(&mut page).unwrap();
+    let page = proxy.metrics();
     assert!(page.contains("manylane_proxy_accepted_total 20\n"), "{page}");
     assert_eq!(page.matches("manylane_proxy_server_up{server=").count(), 2, "{page}");
     let document = proxy.end();
@@ -138,12 +152,6 @@ fn loopback_proxy_reads_its_file_again() {
     let [one, two] = ["one", "two"].map(|name| say(name).to_string());
     write(&one, "check-interval = \"0\"");
     let proxy = Proxy::start(manylane(&["proxy", "--json", "--config", file.to_str().unwrap()]));
-    let pid = proxy.child.id().to_string();
-    let reload = |answer: &str| {
-        assert!(Command::new("kill").args(["-s", "HUP", &pid]).status().unwrap().success());
-        let log = || proxy.log.lock().unwrap().clone();
-        wait_for("a line about the reload", log, |log| log.iter().any(|line| line.contains(answer)));
-    };
     let answer = || {
         let mut stream = TcpStream::connect(proxy.addr).unwrap();
         let mut answer = String::new();
@@ -152,11 +160,11 @@ fn loopback_proxy_reads_its_file_again() {
     };
     assert_eq!(answer(), "one");
     write(&two, "check-interval = \"0\"\nlanes = 7");
-    reload("lanes has changed");
+    proxy.reload("lanes has changed");
     // Lanes notice within a moment.
     wait_for("an answer of the new server", answer, |answer| answer == "two");
     write(&one, "idle-timeout = \"soon\"");
-    reload("not reloaded");
+    proxy.reload("not reloaded");
     assert!(proxy.log.lock().unwrap().iter().any(|line| line.contains("line 3")));
     assert_eq!(answer(), "two");
     let document = proxy.end();
@@ -180,6 +188,113 @@ fn loopback_proxy_names_what_is_wrong() {
     let output = run(&["proxy", "--listen", &addr, "--to", "127.0.0.1:1"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("cannot listen"), "{}", stderr(&output));
+}
+
+/// A UDP server that answers with its name, until the process ends.
+fn say_by_udp(name: &'static str) -> SocketAddr {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = socket.local_addr().unwrap();
+    thread::spawn(move || {
+        while let Ok((_, peer)) = socket.recv_from(&mut [0; 2048]) {
+            _ = socket.send_to(name.as_bytes(), peer);
+        }
+    });
+    address
+}
+
+/// Asks by a socket of its own, and so in a session of its own.
+fn ask_by_udp(addr: SocketAddr, text: &str) -> String {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(100))).unwrap();
+    socket.connect(addr).unwrap();
+    socket.send(text.as_bytes()).unwrap();
+    let mut answer = [0; 2048];
+    let len = socket.recv(&mut answer).unwrap();
+    String::from_utf8_lossy(&answer[..len]).into_owned()
+}
+
+#[test]
+fn loopback_udp_proxy_serves_until_it_is_told_to_end() {
+    let to = ["one", "two"].map(|name| say_by_udp(name).to_string()).join(",");
+    let words = ["proxy", "--udp", "--listen", "127.0.0.1:0", "--listen", "127.0.0.1:0", "--to", &to];
+    let more = ["--engine", "mmsg", "--lanes", "1", "--answers", "1", "--json", "--metrics", "127.0.0.1:0"];
+    let proxy = Proxy::start(manylane(&[&words[..], &more].concat()));
+    // The line behind the first address has the second one.
+    let second = proxy.stack.strip_prefix("listening on ").unwrap().parse().unwrap();
+    let answers: Vec<String> =
+        (0..10).map(|at| ask_by_udp(if at % 2 == 0 { proxy.addr } else { second }, "question")).collect();
+    assert_eq!(answers, ["one", "two"].repeat(5));
+    let page = proxy.metrics();
+    assert!(page.contains("manylane_proxy_udp_forwarded_total 10\n"), "{page}");
+    assert_eq!(page.matches("manylane_proxy_server_up{server=").count(), 2, "{page}");
+    assert_eq!(page.matches("manylane_lanes{").count(), 2, "{page}");
+    let document = proxy.end();
+    assert_eq!(document["schema"], "manylane.proxy.v1");
+    assert_eq!(document["settings"]["engine"], "mmsg");
+    let total = &document["rows"][0];
+    for (name, count) in [("datagrams", 10), ("answers_sent", 10), ("finished", 10), ("open", 0)] {
+        assert_eq!(total[name], count, "{name}: {total}");
+    }
+}
+
+#[test]
+fn loopback_udp_proxy_reads_its_file_again() {
+    let folder = crate::program::folder("udp_proxy_config");
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("proxy.toml");
+    let write = |server: &str, more: &str| {
+        let text = format!("udp = true\nlisten = [\"127.0.0.1:0\"]\nto = [\"{server}\"]\n{more}\n");
+        std::fs::write(&file, text).unwrap();
+    };
+    let [one, two] = ["one", "two"].map(|name| say_by_udp(name).to_string());
+    write(&one, "key = \"0:4\"");
+    let proxy = Proxy::start(manylane(&["proxy", "--json", "--config", file.to_str().unwrap()]));
+    assert!(
+        proxy.stack.starts_with("udp, engine mmsg") && proxy.stack.contains("key 0:4"),
+        "{}",
+        proxy.stack
+    );
+    assert_eq!(ask_by_udp(proxy.addr, "key-"), "one");
+    write(&two, "key = \"0:8\"");
+    proxy.reload("key has changed");
+    let mut at = 0;
+    let answer = || {
+        at += 1;
+        ask_by_udp(proxy.addr, &format!("{at:04}"))
+    };
+    // Lanes notice within a moment.
+    wait_for("an answer of the new server", answer, |answer| answer == "two");
+    assert_eq!(ask_by_udp(proxy.addr, "key-"), "one");
+    write(&one, "half-closed-timeout = \"5s\"");
+    proxy.reload("half-closed-timeout: does not apply with udp = true");
+    let document = proxy.end();
+    assert_eq!(document["rows"][0]["too_short"], 0, "{document}");
+    assert_eq!(document["settings"]["key"], "0:4");
+    _ = std::fs::remove_dir_all(folder);
+}
+
+#[test]
+fn loopback_udp_proxy_names_options_that_do_not_apply() {
+    for (words, option) in [
+        (&["--udp", "--proxy-protocol", "v2"][..], "--proxy-protocol"),
+        (&["--udp", "--stack", "kernel"], "--stack"),
+        (&["--udp", "--source-ports", "50000-60000"], "--source-ports"),
+        (&["--udp", "--connect-timeout", "1s"], "--connect-timeout"),
+        (&["--udp", "--half-closed-timeout", "1s"], "--half-closed-timeout"),
+        (&["--udp", "--key", "1:65"], "OFFSET:LENGTH"),
+        (&["--key", "1:8"], "--udp"),
+        (&["--engine", "mmsg"], "--udp"),
+        (&["--answers", "1"], "--udp"),
+    ] {
+        let output = run(&[&["proxy", "--listen", "127.0.0.1:0", "--to", "127.0.0.1:1"], words].concat());
+        assert_eq!(output.status.code(), Some(2), "{words:?}");
+        assert!(stderr(&output).contains(option), "{}", stderr(&output));
+    }
+    let words = ["--engine", "xdp", "--key", "1:8", "--lanes", "2"];
+    let output =
+        run(&[&["proxy", "--udp", "--listen", "127.0.0.1:0", "--to", "127.0.0.1:1"], &words[..]].concat());
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("--lanes 1"), "{}", stderr(&output));
 }
 
 /// A proxy on TCP lanes of the second host, to a server on the first one.

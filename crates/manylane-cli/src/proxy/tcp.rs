@@ -1,0 +1,118 @@
+//! Lanes of TCP: a stack of their own, or the kernel's.
+
+use std::sync::Arc;
+use std::thread;
+
+use anyhow::{Context, Result};
+use manylane::Builder;
+use manylane::tcp::{StackConfig, TcpBuilder, TcpLane};
+use manylane_proxy::lane::ProxyLane;
+use manylane_proxy::{Counters, KernelLane, LaneCounters, Proxy, Shared};
+use manylane_sys::process;
+
+use super::config::Config;
+use super::{Settings, Started, start_threads};
+use crate::args::ProxyStack;
+use crate::output;
+
+/// The lanes of one stack or the other.
+enum Lanes {
+    Xdp(Vec<TcpLane>),
+    Kernel(Vec<KernelLane>),
+}
+
+/// Opens the lanes, and starts their threads.
+pub(super) fn start(config: &Config, shared: &Arc<Shared>) -> Result<Started> {
+    let lanes = open(config)?;
+    let (listen, stack) = match &lanes {
+        Lanes::Xdp(lanes) => (lanes[0].listeners().to_vec(), "xdp"),
+        Lanes::Kernel(lanes) => (lanes[0].listeners(), "kernel"),
+    };
+    let (counters, threads) = match lanes {
+        Lanes::Xdp(lanes) => start_all(lanes, shared),
+        Lanes::Kernel(lanes) => start_all(lanes, shared),
+    }?;
+    Ok(Started {
+        listen,
+        settings: Settings { stack: Some(stack), lanes: counters.len(), ..Settings::default() },
+        line: format!("stack {stack}, {} lanes", counters.len()),
+        threads,
+        counts: Box::new(move || {
+            let mut total = Counters::default();
+            counters.iter().for_each(|lane| total.add(&lane.snapshot()));
+            total.iter().collect()
+        }),
+        lane_metrics: Box::new(String::new),
+        control: Vec::new(),
+    })
+}
+
+fn open(config: &Config) -> Result<Lanes> {
+    match config.stack {
+        ProxyStack::Xdp => open_xdp(config).map(Lanes::Xdp).context("cannot open lanes of stack xdp"),
+        ProxyStack::Kernel => open_kernel(config),
+        ProxyStack::Auto if config.interface.is_empty() => open_kernel(config),
+        ProxyStack::Auto => open_xdp(config).map(Lanes::Xdp).or_else(|err| {
+            output::eprint_line(&format!("stack xdp does not work here: {err:#}"));
+            open_kernel(config)
+        }),
+    }
+}
+
+fn open_xdp(config: &Config) -> Result<Vec<TcpLane>> {
+    let mut builder = TcpBuilder::new();
+    for address in &config.listen {
+        builder.listen(address)?;
+    }
+    builder.source_ports(config.source_ports.clone());
+    // A session has two connections, and any lane may get most of them.
+    let connections = usize::try_from(config.options.connections_max).unwrap_or(usize::MAX).saturating_mul(2);
+    let stack = StackConfig::default();
+    let connections_max = connections.clamp(stack.connections_max, 1 << 24);
+    builder.stack(StackConfig { connections_max, ..stack });
+    if let Some(lanes) = config.lanes {
+        builder.lanes(lanes);
+    }
+    builder.xdp(|xdp: &mut Builder| {
+        xdp.xdp_generic(config.xdp_generic);
+        if !config.interface.is_empty() {
+            xdp.xdp_devices(config.interface.clone());
+        }
+        config.limit.iter().for_each(|limit| _ = xdp.limit(*limit));
+        config.allow.iter().for_each(|prefix| _ = xdp.allow(*prefix));
+        config.deny.iter().for_each(|prefix| _ = xdp.deny(*prefix));
+    });
+    Ok(builder.open()?)
+}
+
+fn open_kernel(config: &Config) -> Result<Lanes> {
+    // A session takes two descriptors.
+    let descriptors = process::raise_descriptor_limit();
+    if descriptors / 2 < config.options.connections_max {
+        log::info!(
+            "{descriptors} descriptors for {} connections (ulimit -Hn)",
+            config.options.connections_max
+        );
+    }
+    let lanes = config.lanes.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
+    let mut opened = vec![KernelLane::open(&config.listen).context("cannot listen")?];
+    // Of the ports that the kernel has picked.
+    let addresses = opened[0].listeners();
+    for _ in 1..lanes {
+        opened.push(KernelLane::open(&addresses).context("cannot listen")?);
+    }
+    Ok(Lanes::Kernel(opened))
+}
+
+fn start_all<L: ProxyLane + Send + 'static>(
+    lanes: Vec<L>,
+    shared: &Arc<Shared>,
+) -> Result<(Vec<Arc<LaneCounters>>, Vec<super::LaneThread>)> {
+    let counters: Vec<Arc<LaneCounters>> = lanes.iter().map(|_| Arc::default()).collect();
+    let proxies = lanes
+        .into_iter()
+        .zip(&counters)
+        .map(|(lane, counters)| Proxy::new(lane, Arc::clone(shared), Arc::clone(counters)))
+        .collect();
+    Ok((counters, start_threads(proxies, Proxy::run)?))
+}
