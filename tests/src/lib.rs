@@ -13,6 +13,7 @@ mod serving;
 mod slow_server;
 pub mod tcp_peer;
 mod test_env;
+pub mod udp_proxy_suite;
 mod variant;
 
 pub use client::{Client, pattern, retry_eintr, send_and_wait, send_gso, v4_mapped};

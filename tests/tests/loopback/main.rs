@@ -17,5 +17,6 @@ mod serve;
 mod steering;
 mod steering_key;
 mod stop;
+mod udp_proxy;
 mod uring;
 mod waiting;

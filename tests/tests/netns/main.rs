@@ -31,4 +31,5 @@ mod xdp_replies;
 mod xdp_rx_hints;
 mod xdp_sharing;
 mod xdp_tcp;
+mod xdp_udp_proxy;
 mod xdp_unsent;

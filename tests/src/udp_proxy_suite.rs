@@ -1,0 +1,569 @@
+//! The suite of the UDP proxy: what it does for clients and servers, on each engine.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use manylane::{Builder, Engine, Handle};
+use manylane_proxy::lane::Result;
+use manylane_proxy::udp::{PayloadKey, UdpCounters, UdpLaneCounters, UdpProxy};
+use manylane_proxy::{Balance, Options, Shared};
+use manylane_test_support::wait_for;
+use manylane_testbed::{Host, Testbed};
+
+use crate::{TEST_TIMEOUT, pattern};
+
+/// Longest payload of a datagram over IPv4.
+const PAYLOAD_LEN_MAX: usize = 65_507;
+
+/// Where proxy, clients and servers are.
+pub enum UdpBed {
+    /// All on the loopback device, with lanes of an engine on kernel sockets.
+    Loopback(Engine),
+    /// The proxy on the second host, with lanes of engine `xdp`; clients and servers on the first
+    /// one.
+    Netns(Testbed),
+}
+
+/// A proxy that serves until it is stopped.
+pub struct RunningUdpProxy {
+    /// The address that clients send to.
+    pub address: SocketAddr,
+    /// What its lanes share.
+    pub shared: Arc<Shared>,
+    handle: Handle,
+    counters: Vec<Arc<UdpLaneCounters>>,
+    threads: Vec<JoinHandle<Result<()>>>,
+}
+
+impl RunningUdpProxy {
+    /// The counters of all lanes.
+    #[must_use]
+    pub fn counters(&self) -> UdpCounters {
+        sum(&self.counters)
+    }
+
+    /// Stops it and waits for the end; each datagram, answer and session is counted once.
+    ///
+    /// # Panics
+    /// If a lane has failed, or a sum is not closed.
+    #[must_use]
+    pub fn stop(self) -> UdpCounters {
+        self.shared.stop();
+        let Self { counters, threads, handle, .. } = self;
+        threads.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
+        let total = sum(&counters);
+        let outcomes = total.forwarded
+            + total.too_short
+            + total.truncated
+            + total.over_limit
+            + total.over_source_limit
+            + total.no_server
+            + total.no_socket
+            + total.buffer_full
+            + total.send_failed
+            + total.stopping;
+        assert_eq!(outcomes, total.datagrams, "{total:#?}");
+        assert_eq!(total.answers_sent + total.answers_lost, total.answers, "{total:#?}");
+        let ended = total.finished + total.idle + total.refused + total.cut_off;
+        assert_eq!((total.open, ended), (0, total.sessions), "{total:#?}");
+        // The lanes have counted the same.
+        let lanes = handle.counters().total();
+        assert_eq!(
+            (lanes.delivered, lanes.offered, lanes.sent),
+            (total.datagrams, total.answers, total.answers_sent),
+            "{lanes:#?}"
+        );
+        total
+    }
+}
+
+fn sum(counters: &[Arc<UdpLaneCounters>]) -> UdpCounters {
+    let mut total = UdpCounters::default();
+    counters.iter().for_each(|lane| total.add(&lane.snapshot()));
+    total
+}
+
+/// A server that answers each datagram with its name and the datagram, until it is dropped.
+struct Server {
+    address: SocketAddr,
+    ends: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    fn new(socket: UdpSocket, name: u8) -> Self {
+        let address = socket.local_addr().unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        let ends = Arc::new(AtomicBool::new(false));
+        let stop = Arc::clone(&ends);
+        let body = move || {
+            let mut bytes = vec![0; 1 + PAYLOAD_LEN_MAX];
+            bytes[0] = name;
+            while !stop.load(Ordering::Relaxed) {
+                // An error is a timeout, or a client that is gone.
+                if let Ok((len, peer)) = socket.recv_from(&mut bytes[1..]) {
+                    _ = socket.send_to(&bytes[..(len + 1).min(PAYLOAD_LEN_MAX)], peer);
+                }
+            }
+        };
+        Self { address, ends, thread: Some(thread::spawn(body)) }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            _ = thread.join();
+        }
+    }
+}
+
+impl UdpBed {
+    fn peers(&self) -> Option<&Host> {
+        match self {
+            UdpBed::Loopback(_) => None,
+            UdpBed::Netns(testbed) => Some(testbed.host(0)),
+        }
+    }
+
+    /// Runs `work` where clients and servers are.
+    fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        match self.peers() {
+            Some(host) => host.run(work),
+            None => work(),
+        }
+    }
+
+    /// A socket where clients and servers are.
+    fn bind(&self, port: u16) -> UdpSocket {
+        let ip: IpAddr = self.peers().map_or(Ipv4Addr::LOCALHOST.into(), |host| host.ip(0, false));
+        let socket = self.run(|| UdpSocket::bind((ip, port)).unwrap());
+        socket.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
+        socket
+    }
+
+    /// A client: a connected socket, which receives from the address of the proxy alone.
+    fn client(&self, proxy: &RunningUdpProxy) -> UdpSocket {
+        let socket = self.bind(0);
+        socket.connect(proxy.address).unwrap();
+        socket
+    }
+
+    fn server(&self, name: u8) -> Server {
+        Server::new(self.bind(0), name)
+    }
+
+    fn start(&self, options: Options, servers: &[SocketAddr]) -> RunningUdpProxy {
+        self.start_with(options, servers, None, |_| {})
+    }
+
+    fn start_with(
+        &self,
+        options: Options,
+        servers: &[SocketAddr],
+        key: Option<PayloadKey>,
+        change: impl FnOnce(&mut Builder) + Send,
+    ) -> RunningUdpProxy {
+        self.start_at(None, options, servers, key, change)
+    }
+
+    /// Starts a proxy with two lanes, at the address of its host or another one.
+    fn start_at(
+        &self,
+        at: Option<IpAddr>,
+        options: Options,
+        servers: &[SocketAddr],
+        key: Option<PayloadKey>,
+        change: impl FnOnce(&mut Builder) + Send,
+    ) -> RunningUdpProxy {
+        let (host, ip, engine) = match self {
+            UdpBed::Loopback(engine) => (None, Ipv4Addr::LOCALHOST.into(), *engine),
+            UdpBed::Netns(testbed) => (Some(testbed.host(1)), testbed.host(1).ip(0, false), Engine::Xdp),
+        };
+        let open = || {
+            let mut builder = Builder::new((at.unwrap_or(ip), 0)).unwrap();
+            // The fragments of a large datagram need several times its size.
+            builder.engine(engine).lanes(2).recv_buffer(4 << 20);
+            match key {
+                // Its device picks the queue of a datagram, not the key.
+                Some(_) if engine == Engine::Xdp => _ = builder.lanes(1),
+                Some(key) => _ = builder.steering(key.steering()),
+                None => {}
+            }
+            change(&mut builder);
+            builder.open().unwrap()
+        };
+        let socket = match host {
+            Some(host) => host.run(open),
+            None => open(),
+        };
+        assert_eq!(socket.engine(), engine);
+        let shared = Shared::new(options, servers);
+        let (address, handle) = (socket.local_addr(), socket.handle());
+        let lanes = socket.into_lanes();
+        let counters: Vec<Arc<UdpLaneCounters>> = lanes.iter().map(|_| Arc::default()).collect();
+        let run = |(lane, counters): (_, &Arc<UdpLaneCounters>)| {
+            let proxy = UdpProxy::new(vec![lane], Arc::clone(&shared), Arc::clone(counters), key);
+            let mut proxy = proxy.unwrap();
+            let run = move || proxy.run();
+            // The sockets of sessions are in the namespace of their thread.
+            match host {
+                Some(host) => host.spawn("lane", run).unwrap(),
+                None => thread::spawn(run),
+            }
+        };
+        let threads = lanes.into_iter().zip(&counters).map(run).collect();
+        RunningUdpProxy { address, shared, handle, counters, threads }
+    }
+}
+
+/// Sends one datagram, and returns the name of the server that has answered it.
+fn ask(client: &UdpSocket, payload: &[u8]) -> u8 {
+    assert_eq!(client.send(payload).unwrap(), payload.len());
+    let mut answer = vec![0; 1 + PAYLOAD_LEN_MAX];
+    let len = client.recv(&mut answer).unwrap();
+    let due = &payload[..payload.len().min(PAYLOAD_LEN_MAX - 1)];
+    assert!(answer[1..len] == *due, "{} bytes came, {} other ones were due", len - 1, due.len());
+    answer[0]
+}
+
+/// Sends one datagram until it is answered: a refusing server may have got the first ones.
+fn ask_until_answered(client: &UdpSocket, payload: &[u8]) -> u8 {
+    client.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+    let mut answer = [0; 2048];
+    let ask = || {
+        client.send(payload).unwrap();
+        client.recv(&mut answer).ok().map(|_| answer[0])
+    };
+    let name = wait_for("an answer", ask, Option::is_some).unwrap();
+    client.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
+    name
+}
+
+/// Every client gets the answers to its own datagrams, from one server.
+pub fn clients_get_their_own_answers(bed: &UdpBed) {
+    const CLIENTS: usize = 24;
+    const ROUNDS: usize = 10;
+    let servers = [bed.server(1), bed.server(2)];
+    let proxy = bed.start(Options::default(), &servers.each_ref().map(|server| server.address));
+    let clients: Vec<_> = (0..CLIENTS).map(|_| bed.client(&proxy)).collect();
+    let names: Vec<u8> = clients.iter().map(|client| ask(client, b"first")).collect();
+    // All at the same time, and several of each: their answers are told apart.
+    let payload = |client: usize, round: usize| pattern(client * ROUNDS + round, 20 + client);
+    for round in 1..ROUNDS {
+        for (at, client) in clients.iter().enumerate() {
+            client.send(&payload(at, round)).unwrap();
+        }
+        for (at, client) in clients.iter().enumerate() {
+            let mut answer = [0; 2048];
+            let len = client.recv(&mut answer).unwrap();
+            assert_eq!((answer[0], &answer[1..len]), (names[at], &payload(at, round)[..]));
+        }
+    }
+    assert!([1, 2].iter().all(|name| names.contains(name)), "{names:?}");
+    if matches!(bed, UdpBed::Netns(_)) {
+        let lanes = proxy.handle.counters().total();
+        assert!(lanes.delivered_by_bypass > 0 && lanes.sent_by_bypass > 0, "{lanes:#?}");
+    }
+    let total = proxy.stop();
+    let count = (CLIENTS * ROUNDS) as u64;
+    assert_eq!((total.datagrams, total.forwarded, total.answers_sent), (count, count, count), "{total:#?}");
+    assert_eq!(total.sessions, CLIENTS as u64, "{total:#?}");
+    assert_eq!(total.bytes_to_clients, total.bytes_to_servers + count, "{total:#?}");
+}
+
+/// Datagrams of every size pass whole.
+pub fn datagrams_of_every_size_pass(bed: &UdpBed) {
+    const SIZES: [usize; 7] = [0, 1, 1471, 1472, 1473, 9000, PAYLOAD_LEN_MAX];
+    let server = bed.server(1);
+    let proxy = bed.start(Options::default(), &[server.address]);
+    let client = bed.client(&proxy);
+    for size in SIZES {
+        assert_eq!(ask(&client, &pattern(7, size)), 1);
+    }
+    let total = proxy.stop();
+    let count = SIZES.len() as u64;
+    assert_eq!((total.forwarded, total.answers_sent), (count, count), "{total:#?}");
+    assert_eq!(total.bytes_to_servers, SIZES.iter().sum::<usize>() as u64);
+}
+
+/// What a lane has truncated is counted, and not forwarded. Not for engine `xdp`, which truncates
+/// nothing.
+pub fn truncated_datagrams_are_dropped(bed: &UdpBed) {
+    let server = bed.server(1);
+    let change = |builder: &mut Builder| _ = builder.gro(false).datagram_size(100);
+    let proxy = bed.start_with(Options::default(), &[server.address], None, change);
+    let client = bed.client(&proxy);
+    client.send(&[7; 101]).unwrap();
+    assert_eq!(ask(&client, &[8; 100]), 1);
+    let total = proxy.stop();
+    assert_eq!((total.truncated, total.forwarded, total.answers), (1, 1, 1), "{total:#?}");
+}
+
+/// A client that sends to one of several addresses gets the answer from there.
+pub fn answers_come_from_the_address_that_was_asked(bed: &UdpBed) {
+    let other: IpAddr = match bed {
+        UdpBed::Loopback(_) => Ipv4Addr::new(127, 0, 0, 9).into(),
+        UdpBed::Netns(testbed) => {
+            let [a, b, c, d] = testbed.host(1).ip4(0).octets();
+            let other = Ipv4Addr::new(a, b, c, d + 100).into();
+            testbed.host(1).add_address(0, other).unwrap();
+            other
+        }
+    };
+    let server = bed.server(1);
+    let at = Some(Ipv4Addr::UNSPECIFIED.into());
+    let mut proxy = bed.start_at(at, Options::default(), &[server.address], None, |_| {});
+    proxy.address.set_ip(other);
+    let client = bed.client(&proxy);
+    for _ in 0..3 {
+        assert_eq!(ask(&client, b"question"), 1);
+    }
+    assert_eq!(proxy.stop().sessions, 1);
+}
+
+/// A session ends without datagrams, and the next datagram begins another one.
+pub fn idle_sessions_end(bed: &UdpBed) {
+    let server = bed.server(1);
+    let options = Options { idle_timeout: Duration::from_millis(200), ..Options::default() };
+    let proxy = bed.start(options, &[server.address]);
+    let client = bed.client(&proxy);
+    ask(&client, b"one");
+    wait_for("the end of the session", || proxy.counters(), |total| total.open == 0 && total.idle == 1);
+    assert_eq!(proxy.shared.settings().servers.all()[0].connections(), 0);
+    ask(&client, b"two");
+    assert_eq!(proxy.stop().sessions, 2);
+}
+
+/// With a known number of answers, a session ends with the last one.
+pub fn answered_sessions_end(bed: &UdpBed) {
+    let server = bed.server(1);
+    let options = Options { answers: Some(1.try_into().unwrap()), ..Options::default() };
+    let proxy = bed.start(options, &[server.address]);
+    let client = bed.client(&proxy);
+    for count in 1..=5 {
+        ask(&client, b"question");
+        wait_for("the end of a session", || proxy.counters(), |total| total.finished == count);
+    }
+    let total = proxy.stop();
+    assert_eq!((total.sessions, total.finished, total.answers_sent), (5, 5, 5), "{total:#?}");
+}
+
+/// With a key, a client that changes its address keeps its session, and gets its answers at the
+/// new address.
+pub fn keys_are_sessions_whatever_the_address(bed: &UdpBed) {
+    let servers = [bed.server(1), bed.server(2)];
+    let addresses = servers.each_ref().map(|server| server.address);
+    let proxy = bed.start_with(Options::default(), &addresses, "1:3".parse().ok(), |_| {});
+    let names: Vec<[u8; 2]> = (0..8)
+        .map(|key| {
+            let payload = format!("-key{key}").into_bytes();
+            [(); 2].map(|()| ask(&bed.client(&proxy), &payload))
+        })
+        .collect();
+    // The key ends before the number.
+    assert!(names.iter().all(|pair| *pair == names[0]), "{names:?}");
+    let other = bed.client(&proxy);
+    let others = (0..8).map(|key| ask(&other, format!("-{key:03}").as_bytes())).collect::<Vec<u8>>();
+    assert!([1, 2].iter().all(|name| others.contains(name)), "{others:?}");
+    other.send(b"-ke").unwrap();
+    wait_for("a datagram that is too short", || proxy.counters(), |total| total.too_short == 1);
+    let total = proxy.stop();
+    assert_eq!((total.sessions, total.forwarded, total.answers_sent), (9, 24, 24), "{total:#?}");
+}
+
+/// Proxies with the same servers, in any order, choose alike: by key, and by client.
+pub fn proxies_choose_alike(bed: &UdpBed) {
+    let servers = [bed.server(1), bed.server(2), bed.server(3)];
+    let mut addresses = servers.each_ref().map(|server| server.address);
+    let options = Options { balance: Balance::Hash, ..Options::default() };
+    for key in [None, "0:4".parse().ok()] {
+        let one = bed.start_with(options.clone(), &addresses, key, |_| {});
+        addresses.reverse();
+        let two = bed.start_with(options.clone(), &addresses, key, |_| {});
+        let mut names: Vec<u8> = (0..16)
+            .map(|at| {
+                let payload = format!("{at:04}").into_bytes();
+                let client = bed.bind(0);
+                let names = [&one, &two].map(|proxy| {
+                    // By key, the address does not matter.
+                    let client = if key.is_some() { &bed.bind(0) } else { &client };
+                    client.connect(proxy.address).unwrap();
+                    ask(client, &payload)
+                });
+                assert_eq!(names[0], names[1], "{at} by {key:?}");
+                names[0]
+            })
+            .collect();
+        names.sort_unstable();
+        names.dedup();
+        assert!(names.len() > 1, "one server for all");
+        assert_eq!((one.stop().sessions, two.stop().sessions), (16, 16));
+    }
+}
+
+/// A server that refuses is taken out, and comes back when it is readmitted.
+pub fn servers_that_refuse_are_taken_out(bed: &UdpBed) {
+    let closed = bed.bind(0).local_addr().unwrap();
+    let server = bed.server(1);
+    let proxy = bed.start(Options::default(), &[closed, server.address]);
+    let is_up = || proxy.shared.settings().servers.all()[0].is_up();
+    let asked = || {
+        assert_eq!(ask_until_answered(&bed.client(&proxy), b"question"), 1);
+        is_up()
+    };
+    wait_for("a server that is out", asked, |is_up| !is_up);
+    for _ in 0..8 {
+        assert_eq!(ask(&bed.client(&proxy), b"question"), 1);
+    }
+    let back = Server::new(bed.bind(closed.port()), 2);
+    proxy.shared.settings().servers.readmit();
+    assert!(is_up());
+    let answered = || ask(&bed.client(&proxy), b"question");
+    wait_for("an answer of the server that is back", answered, |name| *name == 2);
+    drop(back);
+    let total = proxy.stop();
+    assert!(total.refused >= 2 && total.no_server == 0, "{total:#?}");
+}
+
+/// If all servers are out, datagrams are dropped and counted.
+pub fn without_a_server_datagrams_are_dropped(bed: &UdpBed) {
+    let closed = bed.bind(0).local_addr().unwrap();
+    let proxy = bed.start(Options::default(), &[closed]);
+    let client = bed.client(&proxy);
+    let sent = || {
+        client.send(b"question").unwrap();
+        proxy.counters()
+    };
+    wait_for("a datagram without a server", sent, |total| total.no_server > 0);
+    assert!(!proxy.shared.settings().servers.all()[0].is_up());
+    let total = proxy.stop();
+    // The first refusal may have been an accident.
+    assert_eq!((total.refused, total.answers), (2, 0), "{total:#?}");
+}
+
+/// Limits on sessions, in all and of a source.
+pub fn sessions_are_limited(bed: &UdpBed) {
+    let server = bed.server(1);
+    for (in_all, of_source) in [(2, None), (100, Some(2))] {
+        let options =
+            Options { connections_max: in_all, connections_max_per_source: of_source, ..Options::default() };
+        let proxy = bed.start(options, &[server.address]);
+        let clients = [(); 2].map(|()| bed.client(&proxy));
+        clients.iter().for_each(|client| _ = ask(client, b"in"));
+        let other = bed.client(&proxy);
+        (0..3).for_each(|_| _ = other.send(b"out").unwrap());
+        let refused = |total: &UdpCounters| (total.over_limit, total.over_source_limit);
+        let expected = if of_source.is_some() { (0, 3) } else { (3, 0) };
+        wait_for("refused datagrams", || proxy.counters(), |total| refused(total) == expected);
+        clients.iter().for_each(|client| _ = ask(client, b"still in"));
+        let total = proxy.stop();
+        assert_eq!((total.sessions, total.forwarded), (2, 4), "{total:#?}");
+    }
+}
+
+/// New settings are for new sessions, and end none.
+pub fn servers_change_without_ending_sessions(bed: &UdpBed) {
+    let servers = [bed.server(1), bed.server(2)];
+    let proxy = bed.start(Options::default(), &[servers[0].address]);
+    let before = bed.client(&proxy);
+    assert_eq!(ask(&before, b"before"), 1);
+    proxy.shared.reload(Options::default(), &[servers[1].address]);
+    // A lane notices within a moment.
+    let answered = || ask(&bed.client(&proxy), b"after");
+    for _ in 0..2 {
+        wait_for("an answer of the new server", answered, |name| *name == 2);
+    }
+    assert_eq!(ask(&before, b"again"), 1);
+    let total = proxy.stop();
+    assert_eq!((total.idle + total.cut_off, total.answers_sent), (total.sessions, total.answers));
+}
+
+/// A proxy that is stopped begins no more sessions. Answers in those that there are still pass.
+pub fn answers_pass_before_the_end(bed: &UdpBed) {
+    let server = bed.bind(0);
+    let proxy = bed.start(Options::default(), &[server.local_addr().unwrap()]);
+    let clients = [(); 4].map(|()| bed.client(&proxy));
+    let mut payload = [0; 16];
+    let peers = clients.each_ref().map(|client| {
+        client.send(b"question").unwrap();
+        server.recv_from(&mut payload).unwrap().1
+    });
+    proxy.shared.stop();
+    let stopped = || {
+        // Sessions in use keep the proxy.
+        clients.iter().for_each(|client| _ = client.send(b"more").unwrap());
+        // A session of its own, until its lane has noticed.
+        bed.client(&proxy).send(b"late").unwrap();
+        proxy.counters()
+    };
+    wait_for("refused sessions", stopped, |total| total.stopping > 0);
+    for (client, peer) in clients.iter().zip(peers) {
+        server.send_to(b"answer", peer).unwrap();
+        let len = client.recv(&mut payload).unwrap();
+        assert_eq!(&payload[..len], b"answer");
+    }
+    let total = proxy.stop();
+    assert!(total.answers_sent >= 4, "{total:#?}");
+}
+
+/// Sessions that stay in use are cut off.
+pub fn sessions_in_use_are_cut_off_at_the_end(bed: &UdpBed) {
+    let server = bed.server(1);
+    let options = Options { drain_timeout: Duration::from_millis(200), ..Options::default() };
+    let proxy = bed.start(options, &[server.address]);
+    let client = bed.client(&proxy);
+    ask(&client, b"question");
+    let ends = AtomicBool::new(false);
+    let total = thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ends.load(Ordering::Relaxed) {
+                // The proxy may be gone by now.
+                _ = client.send(b"more");
+                thread::yield_now();
+            }
+        });
+        let total = proxy.stop();
+        ends.store(true, Ordering::Relaxed);
+        total
+    });
+    assert_eq!((total.sessions, total.cut_off), (1, 1), "{total:#?}");
+}
+
+/// The suite as tests on one bed, which is made for each by its name.
+#[macro_export]
+macro_rules! udp_proxy_suite {
+    ($bed:expr) => {
+        $crate::udp_proxy_suite! {
+            $bed;
+            clients_get_their_own_answers
+            datagrams_of_every_size_pass
+            answers_come_from_the_address_that_was_asked
+            idle_sessions_end
+            answered_sessions_end
+            keys_are_sessions_whatever_the_address
+            proxies_choose_alike
+            servers_that_refuse_are_taken_out
+            without_a_server_datagrams_are_dropped
+            sessions_are_limited
+            servers_change_without_ending_sessions
+            answers_pass_before_the_end
+            sessions_in_use_are_cut_off_at_the_end
+        }
+    };
+    ($bed:expr; $($name:ident)*) => {
+        $(
+            #[test]
+            fn $name() {
+                let bed: Option<$crate::udp_proxy_suite::UdpBed> = ($bed)(stringify!($name));
+                if let Some(bed) = bed {
+                    $crate::udp_proxy_suite::$name(&bed);
+                }
+            }
+        )*
+    };
+}
