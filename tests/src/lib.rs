@@ -13,6 +13,7 @@ mod serving;
 mod slow_server;
 pub mod tcp_peer;
 mod test_env;
+mod udp_proxy_bed;
 pub mod udp_proxy_suite;
 mod variant;
 

@@ -15,8 +15,8 @@ pub enum Balance {
     RoundRobin,
     /// The one with the fewest connections of all lanes.
     LeastConnections,
-    /// By the client's address and port, or the key of a session of UDP, and Maglev's table: proxies
-    /// with the same servers choose alike.
+    /// By the client's address and port, or the key of a session of UDP, and Maglev's table:
+    /// proxies with the same servers choose alike.
     Hash,
 }
 

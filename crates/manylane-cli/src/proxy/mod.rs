@@ -1,11 +1,11 @@
 //! `manylane proxy`: connections or datagrams of clients to servers, on lanes.
 
 mod config;
+mod lanes;
 mod tcp;
 mod udp;
 
 use std::fmt::Write as _;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -13,13 +13,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use manylane::MetricsPort;
-use manylane::control::ControlSocket;
 use manylane_measure::Document;
 use manylane_proxy::Shared;
-use manylane_sys::cpu;
-use serde::Serialize;
 
 use self::config::Config;
+use self::lanes::{Counts, Settings, Started};
 use crate::args::ProxyArgs;
 use crate::{metrics, output, signals};
 
@@ -29,38 +27,6 @@ const SCHEMA: &str = "manylane.proxy.v1";
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Longest time that a check of a server takes.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// Counters of all lanes, by name.
-type Counts = Vec<(&'static str, u64)>;
-type LaneThread = JoinHandle<manylane_proxy::lane::Result<()>>;
-
-/// Lanes that serve.
-struct Started {
-    listen: Vec<SocketAddr>,
-    /// What is under the lanes: a stack of TCP, or an engine of UDP.
-    settings: Settings,
-    /// The same for people, in one line.
-    line: String,
-    threads: Vec<LaneThread>,
-    counts: Box<dyn Fn() -> Counts + Send + Sync>,
-    /// Metrics of the lanes themselves.
-    lane_metrics: Box<dyn Fn() -> String + Send + Sync>,
-    /// For `manylane top`, as long as the lanes serve.
-    control: Vec<ControlSocket>,
-}
-
-#[derive(Clone, Debug, Default, Serialize)]
-struct Settings {
-    listen: Vec<SocketAddr>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    stack: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    engine: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    key: Option<String>,
-    lanes: usize,
-    seconds: f64,
-}
 
 /// Serves until a signal arrives, and the connections have ended.
 pub(crate) fn run(args: &ProxyArgs) -> Result<()> {
@@ -132,26 +98,6 @@ fn reload(args: &ProxyArgs, config: &mut Config, shared: &Shared) {
     }
 }
 
-/// Starts a thread for each lane, each on a CPU of its own as far as there are enough.
-fn start_threads<P: Send + 'static>(
-    proxies: Vec<P>,
-    run: fn(&mut P) -> manylane_proxy::lane::Result<()>,
-) -> Result<Vec<LaneThread>> {
-    let cpus = cpu::affinity().unwrap_or_default();
-    let start = |(at, mut proxy): (usize, P)| {
-        let cpu = cpus.get(at % cpus.len().max(1)).copied();
-        let body = move || {
-            if let Some(err) = cpu.and_then(|cpu| cpu::pin(cpu).err()) {
-                log::warn!("a lane is not pinned to its CPU: {err}");
-            }
-            run(&mut proxy)
-        };
-        thread::Builder::new().name(format!("lane-{at}")).spawn(body)
-    };
-    let started: std::io::Result<_> = proxies.into_iter().enumerate().map(start).collect();
-    started.context("cannot start a thread for a lane")
-}
-
 /// Starts the thread that checks the servers.
 fn start_checks(config: &Config, shared: &Arc<Shared>, stop: &Arc<AtomicBool>) -> Option<JoinHandle<()>> {
     let (interval, udp) = (config.check_interval, config.udp);
@@ -163,9 +109,9 @@ fn start_checks(config: &Config, shared: &Arc<Shared>, stop: &Arc<AtomicBool>) -
         while !stop.load(Ordering::Relaxed) {
             let settings = shared.settings();
             if udp {
-                settings.servers.readmit()
+                settings.servers.readmit();
             } else {
-                settings.servers.check(CHECK_TIMEOUT)
+                settings.servers.check(CHECK_TIMEOUT);
             }
             let checked = Instant::now();
             while checked.elapsed() < interval && !stop.load(Ordering::Relaxed) {

@@ -11,7 +11,7 @@ use manylane_proxy::{Counters, KernelLane, LaneCounters, Proxy, Shared};
 use manylane_sys::process;
 
 use super::config::Config;
-use super::{Settings, Started, start_threads};
+use super::lanes::{LaneThread, Settings, Started, start_threads};
 use crate::args::ProxyStack;
 use crate::output;
 
@@ -107,7 +107,7 @@ fn open_kernel(config: &Config) -> Result<Lanes> {
 fn start_all<L: ProxyLane + Send + 'static>(
     lanes: Vec<L>,
     shared: &Arc<Shared>,
-) -> Result<(Vec<Arc<LaneCounters>>, Vec<super::LaneThread>)> {
+) -> Result<(Vec<Arc<LaneCounters>>, Vec<LaneThread>)> {
     let counters: Vec<Arc<LaneCounters>> = lanes.iter().map(|_| Arc::default()).collect();
     let proxies = lanes
         .into_iter()

@@ -10,7 +10,7 @@ use manylane_proxy::udp::{UdpCounters, UdpLaneCounters, UdpProxy};
 use manylane_sys::process;
 
 use super::config::Config;
-use super::{Settings, Started, start_threads};
+use super::lanes::{Settings, Started, start_threads};
 
 /// Opens a socket for each address, and starts a thread for each lane.
 pub(super) fn start(config: &Config, shared: &Arc<Shared>) -> Result<Started> {

@@ -5,7 +5,7 @@
 //! | a batch of a lane is received | `proxy` | the rest of its queue waits for the next pass |
 //! | the session of a datagram | `key`: its addresses, or bytes of its payload | too short: dropped, counted |
 //! | a new session: limits, a server, a socket | `sessions` | dropped, counted with the reason |
-//! | sent to the server by the session's socket | `sessions` | no room: dropped, counted |
+//! | sent to the server by the session's socket | `server_socket` | no room: dropped, counted |
 //! | refused by the server | `sessions` | the session ends; the next datagram begins another one |
 //! | answers are read, a bounded number at a time | `sessions` | the rest waits for the next pass |
 //! | answers are sent by the lane, in batches | `proxy` | lost, counted; the lane has the reasons |
@@ -19,6 +19,7 @@
 mod counters;
 mod key;
 mod proxy;
+mod server_socket;
 mod sessions;
 
 pub use counters::{UdpCounters, UdpLaneCounters};

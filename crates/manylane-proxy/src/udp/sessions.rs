@@ -1,19 +1,19 @@
 //! The sessions of one thread, each with a socket to its server.
 
 use std::collections::HashMap;
-use std::io::{self, ErrorKind};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use manylane::Outbox;
 use manylane::tcp::Time;
 use manylane_sys::epoll::Epoll;
-use manylane_sys::errno;
 use manylane_tcp::wheel::Wheel;
 
 use super::counters::UdpLaneCounters;
 use super::key::{Route, SessionKey};
+use super::server_socket::{Sent, connect, send};
 use crate::balance::Balancer;
 use crate::counters::add;
 use crate::limits::Refused;
@@ -34,16 +34,6 @@ enum End {
     Idle,
     Refused,
     CutOff,
-}
-
-/// What has become of a send.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sent {
-    Done,
-    /// The server has refused an earlier datagram; this one was not sent.
-    Refused,
-    BufferFull,
-    Failed,
 }
 
 #[derive(Debug)]
@@ -171,7 +161,8 @@ impl Sessions {
         add(&self.counters.no_server, 1);
     }
 
-    /// Opens a session, with a server that was not tried if there is one. An error is the counter of its reason.
+    /// Opens a session, with a server that was not tried if there is one. An error is the counter
+    /// of its reason.
     fn open(
         &mut self,
         epoll: &Epoll,
@@ -351,28 +342,4 @@ impl Tried {
     fn addresses(&self) -> &[SocketAddr] {
         self.addresses.get(..self.len).unwrap_or_default()
     }
-}
-
-/// A socket that sends to one server, and receives only from it.
-fn connect(server: SocketAddr) -> io::Result<UdpSocket> {
-    let any: IpAddr =
-        if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    let socket = UdpSocket::bind((any, 0))?;
-    socket.set_nonblocking(true)?;
-    socket.connect(server)?;
-    Ok(socket)
-}
-
-fn send(socket: &UdpSocket, payload: &[u8]) -> Sent {
-    // The kernel may report another error of an earlier datagram, once, and not send this one.
-    for _ in 0..2 {
-        match socket.send(payload) {
-            Ok(_) => return Sent::Done,
-            Err(err) if err.kind() == ErrorKind::ConnectionRefused => return Sent::Refused,
-            Err(err) if err.kind() == ErrorKind::WouldBlock => return Sent::BufferFull,
-            Err(err) if err.raw_os_error() == Some(errno::ENOBUFS) => return Sent::BufferFull,
-            Err(_) => {}
-        }
-    }
-    Sent::Failed
 }
