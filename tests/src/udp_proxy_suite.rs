@@ -217,6 +217,24 @@ pub fn without_a_server_datagrams_are_dropped(bed: &UdpBed) {
     assert_eq!((total.refused, total.answers), (2, 0), "{total:#?}");
 }
 
+/// A server without a route is passed over; if there is no other, datagrams are dropped.
+pub fn servers_without_a_route_are_passed_over(bed: &UdpBed) {
+    // Link-local, and so unreachable without a device.
+    let nowhere = "[fe80::1]:9".parse().unwrap();
+    let server = bed.server(1);
+    let proxy = bed.start(Options::default(), &[nowhere, server.address]);
+    for _ in 0..6 {
+        assert_eq!(ask(&bed.client(&proxy), b"question"), 1);
+    }
+    proxy.shared.reload(Options::default(), &[nowhere]);
+    let sent = || {
+        bed.client(&proxy).send(b"question").unwrap();
+        proxy.counters()
+    };
+    wait_for("a datagram without a socket", sent, |total| total.no_socket > 0);
+    assert_eq!(proxy.stop().no_server, 0);
+}
+
 /// Limits on sessions, in all and of a source.
 pub fn sessions_are_limited(bed: &UdpBed) {
     let server = bed.server(1);
@@ -320,6 +338,7 @@ macro_rules! udp_proxy_suite {
             proxies_choose_alike
             servers_that_refuse_are_taken_out
             without_a_server_datagrams_are_dropped
+            servers_without_a_route_are_passed_over
             sessions_are_limited
             servers_change_without_ending_sessions
             answers_pass_before_the_end

@@ -36,6 +36,16 @@ enum End {
     CutOff,
 }
 
+/// One of the counters of a lane.
+type Counter = fn(&UdpLaneCounters) -> &AtomicU64;
+
+/// Why there is no session for a datagram.
+enum NotOpened {
+    Dropped(Counter),
+    /// No descriptor, port or route for a socket to this server.
+    NoSocket(SocketAddr),
+}
+
 #[derive(Debug)]
 struct Session {
     key: SessionKey,
@@ -129,12 +139,18 @@ impl Sessions {
         now: Time,
     ) {
         let mut tried = Tried::default();
+        let mut failed: Counter = |counters| &counters.no_server;
         while tried.len < TRIES_MAX {
             let at = match self.by_key.get(&key) {
                 Some(at) => *at,
                 None => match self.open(epoll, key, route, &tried, now) {
                     Ok(at) => at,
-                    Err(reason) => return add(reason(&self.counters), 1),
+                    Err(NotOpened::Dropped(reason)) => return add(reason(&self.counters), 1),
+                    Err(NotOpened::NoSocket(server)) => {
+                        tried.add(server);
+                        failed = |counters| &counters.no_socket;
+                        continue;
+                    }
                 },
             };
             let Some(session) = self.slots.get_mut(at as usize).and_then(Option::as_mut) else { break };
@@ -158,11 +174,10 @@ impl Sessions {
             };
             return add(counter, 1);
         }
-        add(&self.counters.no_server, 1);
+        add(failed(&self.counters), 1);
     }
 
-    /// Opens a session, with a server that was not tried if there is one. An error is the counter
-    /// of its reason.
+    /// Opens a session, with a server that was not tried if there is one.
     fn open(
         &mut self,
         epoll: &Epoll,
@@ -170,16 +185,14 @@ impl Sessions {
         route: Route,
         tried: &Tried,
         now: Time,
-    ) -> Result<u32, fn(&UdpLaneCounters) -> &AtomicU64> {
+    ) -> Result<u32, NotOpened> {
         if self.is_stopping {
-            return Err(|counters| &counters.stopping);
+            return Err(NotOpened::Dropped(|counters| &counters.stopping));
         }
         let source = route.client.ip().to_canonical();
-        self.shared.limits().admit(source).map_err(|refused| -> fn(&UdpLaneCounters) -> &AtomicU64 {
-            match refused {
-                Refused::Limit => |counters| &counters.over_limit,
-                Refused::SourceLimit => |counters| &counters.over_source_limit,
-            }
+        self.shared.limits().admit(source).map_err(|refused| match refused {
+            Refused::Limit => NotOpened::Dropped(|counters| &counters.over_limit),
+            Refused::SourceLimit => NotOpened::Dropped(|counters| &counters.over_source_limit),
         })?;
         let servers = &self.settings.servers;
         // One that has refused an earlier datagram may take this one, if there is no other.
@@ -189,7 +202,7 @@ impl Sessions {
             .or_else(|| self.balancer.choose(servers, key.lookup(), &[]));
         let Some(server) = chosen.and_then(|chosen| servers.all().get(chosen)) else {
             self.shared.limits().release(source);
-            return Err(|counters| &counters.no_server);
+            return Err(NotOpened::Dropped(|counters| &counters.no_server));
         };
         let server = Arc::clone(server);
         let at = self.free.pop().unwrap_or(self.slots.len() as u32);
@@ -203,7 +216,7 @@ impl Sessions {
                     self.free.push(at);
                 }
                 self.shared.limits().release(source);
-                return Err(|counters| &counters.no_socket);
+                return Err(NotOpened::NoSocket(server.address));
             }
         };
         server.add_connection();
