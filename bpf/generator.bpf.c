@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR MIT */
 /*
  * The traffic generator: turns each frame that BPF_PROG_TEST_RUN hands it (live
- * frames) into the next UDP datagram and sends it out of a device, or of several
- * devices in turn.
+ * frames) into the next UDP datagram, or a SYN of TCP, and sends it out of a
+ * device, or of several devices in turn.
  *
  * The kernel recycles the pages of frames without writing the frame into them
  * again, and a receiver may have changed them meanwhile: all headers are written
@@ -15,15 +15,18 @@
 
 #define ETHERNET 14
 #define UDP 8
+#define TCP 20
 #define HEAD4 (ETHERNET + 20 + UDP)
 #define HEAD6 (ETHERNET + 40 + UDP)
+#define HEAD_SYN (ETHERNET + 20 + TCP)
 
 /* Set before the program is loaded. */
 const volatile __u32 ways = 1;	 /* number of devices to send from */
 const volatile __u32 flows = 1;	 /* number of source ports */
 const volatile __u16 first_port; /* the first one; no overflow */
 const volatile __u8 ipv6;
-const volatile __u8 scattered; /* sources at random from 5.0.0.0/8, IPv4 */
+const volatile __u8 syn;	   /* SYNs with random ports, IPv4 */
+const volatile __u32 random_source; /* bits of the source to choose, IPv4 */
 
 #define WAYS_MAX 64
 
@@ -32,7 +35,10 @@ struct ml_way {
 	__u32 device;  /* its index */
 	__u16 partial; /* checksum's sum with source port 0 */
 	__u16 pad;
-	/* Ethernet, IP and UDP header; source port and checksum are blank. */
+	/*
+	 * Ethernet, IP and UDP header; source port and checksum are blank. With
+	 * `syn`, TCP's: its number and the source address are blank, too.
+	 */
 	__u8 head[64];
 };
 _Static_assert(sizeof(struct ml_way) == 9 * 8, "as traffic/live.rs has it");
@@ -141,16 +147,16 @@ static __always_inline __u32 change(__u32 sum, __u16 was, __u16 is)
 }
 
 /*
- * A source at random, for a flood. The IP header's checksum follows it; that of
- * UDP is left out, as IPv4 allows.
+ * A source at random, for a flood. The IP header's checksum follows it. Returns
+ * the sum of the bits that were set.
  */
-static __always_inline void scatter(__u8 *frame)
+static __always_inline __u32 scatter(__u8 *frame)
 {
-	__u32 random = bpf_get_prandom_u32();
+	__u32 random = bpf_get_prandom_u32() & random_source;
 	__u16 *source = (__u16 *)(frame + ETHERNET + 12);
 	__u16 *check = (__u16 *)(frame + ETHERNET + 10);
-	__u16 high = bpf_htons(0x0500 | ((random >> 16) & 0xff)),
-	      low = bpf_htons((__u16)random);
+	__u16 high = source[0] | bpf_htons(random >> 16),
+	      low = source[1] | bpf_htons((__u16)random);
 	__u32 sum = (__u16) ~*check;
 
 	sum = change(sum, source[0], high);
@@ -160,7 +166,7 @@ static __always_inline void scatter(__u8 *frame)
 	*check = ~sum & 0xffff;
 	source[0] = high;
 	source[1] = low;
-	*(__u16 *)(frame + HEAD4 - 2) = 0;
+	return (random >> 16) + (random & 0xffff);
 }
 
 /* 4: the headers. The length is constant, so that the copy has no loop. */
@@ -182,8 +188,37 @@ static __always_inline int fill(struct xdp_md *ctx, struct ml_generator *state,
 	*(__u16 *)(frame + length - UDP) = bpf_htons(port);
 	*(__u16 *)(frame + length - 2) =
 		bpf_htons(finish_checksum(out->partial, port));
-	if (scattered && length == HEAD4)
+	if (random_source && length == HEAD4) {
 		scatter(frame);
+		/* Left out, as IPv4 allows. */
+		*(__u16 *)(frame + HEAD4 - 2) = 0;
+	}
+	state->frames++;
+	return bpf_redirect(out->device, 0);
+}
+
+/* 5: the same for a SYN: its port and number are at random. */
+static __always_inline int fill_syn(struct xdp_md *ctx,
+				    struct ml_generator *state)
+{
+	__u8 *frame = (__u8 *)(long)ctx->data;
+	const __u32 way = 0;
+	struct ml_way *out = bpf_map_lookup_elem(&generator_ways, &way);
+	__u32 number = bpf_get_prandom_u32(), sum;
+	__u16 port = 1024 + (bpf_get_prandom_u32() & 0x7fff);
+	__u16 *tcp = (__u16 *)(frame + ETHERNET + 20);
+
+	if (!out || frame + HEAD_SYN > (__u8 *)(long)ctx->data_end)
+		return XDP_ABORTED;
+	__builtin_memcpy(frame, out->head, HEAD_SYN);
+	sum = out->partial + scatter(frame);
+	sum += port + (number >> 16) + (number & 0xffff);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	tcp[0] = bpf_htons(port);
+	tcp[2] = bpf_htons(number >> 16);
+	tcp[3] = bpf_htons(number & 0xffff);
+	tcp[8] = bpf_htons(~sum & 0xffff);
 	state->frames++;
 	return bpf_redirect(out->device, 0);
 }
@@ -198,6 +233,8 @@ int generate(struct xdp_md *ctx)
 		return XDP_ABORTED;
 	if (!due(state))
 		return XDP_DROP;
+	if (syn)
+		return fill_syn(ctx, state);
 	return ipv6 ? fill(ctx, state, HEAD6) : fill(ctx, state, HEAD4);
 }
 

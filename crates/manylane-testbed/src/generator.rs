@@ -5,7 +5,9 @@
 //! each frame that the kernel offers, and drops those that are not due. So a run occupies a CPU for
 //! its whole duration, at any rate. SIGURG, which this program uses for nothing else, ends it.
 
-use std::net::IpAddr;
+mod frames;
+
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::thread;
@@ -18,11 +20,9 @@ use aya::programs::{ProgramError, TestRun as _, TestRunAttrs, TestRunOptions, Xd
 use aya::{Ebpf, EbpfLoader};
 use manylane_measure::{Sent, Traffic, Until};
 use manylane_sys::cpu;
-use manylane_wire::checksum::Sum;
-use manylane_wire::ethernet::{self, Mac};
-use manylane_wire::frame::UdpFrame;
 use signal_hook::consts::SIGURG;
 
+use self::frames::Template;
 use crate::host::Host;
 use crate::link::{DeviceCounters, device_counters};
 
@@ -56,6 +56,30 @@ const HEADER_OFFSET: usize = 8;
 /// Maximum number of links.
 const LINKS_MAX: usize = 64;
 
+/// Constants of the program.
+struct Constants {
+    ways: u32,
+    flows: u32,
+    first_port: u16,
+    ipv6: bool,
+    syn: bool,
+    random_source: u32,
+}
+
+impl Constants {
+    /// Those of `traffic` over this number of links.
+    fn of(traffic: &Traffic, links: usize) -> Constants {
+        Constants {
+            ways: links as u32,
+            flows: traffic.flows.into(),
+            first_port: 40_000.min(u16::MAX - traffic.flows.saturating_sub(1)),
+            ipv6: traffic.target.is_ipv6(),
+            syn: false,
+            random_source: 0,
+        }
+    }
+}
+
 /// Sends frames from one end of a link, or of several in turn. Counts are exact only if it is the
 /// only such sender on that end.
 #[derive(Debug)]
@@ -77,7 +101,7 @@ impl LiveSender {
     /// # Errors
     /// Fails if eBPF cannot be loaded, or the datagram does not fit a frame of the link or a page.
     pub fn new(from: &Host, to: &Host, link: usize, traffic: &Traffic) -> Result<LiveSender> {
-        Self::build(from, to, &[link], std::slice::from_ref(traffic), false)
+        Self::build(from, to, &[link], std::slice::from_ref(traffic))
     }
 
     /// As [`LiveSender::new`], but each frame has a random source address of 5.0.0.0/8: a flood.
@@ -87,7 +111,31 @@ impl LiveSender {
     /// As [`LiveSender::new`].
     pub fn with_random_sources(from: &Host, to: &Host, link: usize, traffic: &Traffic) -> Result<LiveSender> {
         ensure!(traffic.target.is_ipv4(), "random sources need an IPv4 target");
-        Self::build(from, to, &[link], std::slice::from_ref(traffic), true)
+        let source = Ipv4Addr::new(5, 0, 0, 0);
+        let template = frames::datagram(from, to, link, traffic, source.into())?;
+        let constants = Constants { random_source: u32::MAX >> 8, ..Constants::of(traffic, 1) };
+        Self::load(from, &[link], &[template], &constants, traffic.pps)
+    }
+
+    /// A flood of SYNs over link `link` to `target`, each with a random source: an address within
+    /// the first `length` bits of `sources`, a port, and a sequence number. Checksums are valid.
+    ///
+    /// # Errors
+    /// As [`LiveSender::new`].
+    pub fn syn_flood(
+        from: &Host,
+        to: &Host,
+        link: usize,
+        target: SocketAddrV4,
+        (sources, length): (Ipv4Addr, u8),
+        pps: Option<f64>,
+    ) -> Result<LiveSender> {
+        let random_source = u32::MAX.checked_shr(length.into()).unwrap_or(0);
+        let source = Ipv4Addr::from_bits(sources.to_bits() & !random_source);
+        let template = frames::syn(from, to, link, target, source)?;
+        let traffic = Traffic::new(target.into(), 0);
+        let constants = Constants { random_source, syn: true, ..Constants::of(&traffic, 1) };
+        Self::load(from, &[link], &[template], &constants, pps)
     }
 
     /// As [`LiveSender::new`], over all of `links` in turn, so that each has the same share of the
@@ -100,54 +148,57 @@ impl LiveSender {
         let target = |&link: &usize| (to.ip(link, traffic.target.is_ipv6()), traffic.target.port()).into();
         let each: Vec<Traffic> =
             links.iter().map(|link| Traffic { target: target(link), ..traffic.clone() }).collect();
-        Self::build(from, to, links, &each, false)
+        Self::build(from, to, links, &each)
     }
 
     /// Link n carries traffic n. They differ in their target only.
-    fn build(
-        from: &Host,
-        to: &Host,
-        links: &[usize],
-        each: &[Traffic],
-        scattered: bool,
-    ) -> Result<LiveSender> {
+    fn build(from: &Host, to: &Host, links: &[usize], each: &[Traffic]) -> Result<LiveSender> {
         let traffic = each.first().context("traffic needs a link")?;
-        ensure!(links.len() <= LINKS_MAX, "live frames support at most {LINKS_MAX} links");
         ensure!(traffic.flows > 0, "traffic needs at least one flow");
         ensure!(!traffic.gso, "live frames do not support GSO messages: use sockets");
-        let payload = traffic.datagram();
-        let first_port = 40_000.min(u16::MAX - (traffic.flows - 1));
-        let frames =
-            each.iter().zip(links).map(|(traffic, &link)| build_frame(from, to, link, traffic, &payload));
-        let frames = frames.collect::<Result<Vec<Vec<u8>>>>()?;
+        let template = |(traffic, &link): (&Traffic, &usize)| {
+            let source = from.ip(link, traffic.target.is_ipv6());
+            frames::datagram(from, to, link, traffic, source)
+        };
+        let templates: Result<Vec<Template>> = each.iter().zip(links).map(template).collect();
+        Self::load(from, links, &templates?, &Constants::of(traffic, links.len()), traffic.pps)
+    }
+
+    /// Loads the program, with a template for each link.
+    fn load(
+        from: &Host,
+        links: &[usize],
+        templates: &[Template],
+        constants: &Constants,
+        pps: Option<f64>,
+    ) -> Result<LiveSender> {
+        ensure!(links.len() <= LINKS_MAX, "live frames support at most {LINKS_MAX} links");
         let mut ebpf = EbpfLoader::new()
-            .override_global("ways", &u32::try_from(links.len())?, true)
-            .override_global("flows", &u32::from(traffic.flows), true)
-            .override_global("first_port", &first_port, true)
-            .override_global("scattered", &u8::from(scattered), true)
-            .override_global("ipv6", &u8::from(traffic.target.is_ipv6()), true)
+            .override_global("ways", &constants.ways, true)
+            .override_global("flows", &constants.flows, true)
+            .override_global("first_port", &constants.first_port, true)
+            .override_global("ipv6", &u8::from(constants.ipv6), true)
+            .override_global("syn", &u8::from(constants.syn), true)
+            .override_global("random_source", &constants.random_source, true)
             .load(manylane_bpf::GENERATOR)
             .context("loading the traffic generator")?;
         let program: &mut Xdp = ebpf.program_mut("generate").context("no program generate")?.try_into()?;
         program.load().context("loading the traffic generator (needs CAP_BPF and CAP_NET_ADMIN)")?;
         let mut ways: Array<_, LinkTemplate> =
             ebpf.map_mut("generator_ways").context("no map generator_ways")?.try_into()?;
-        for (index, ((traffic, &link), frame)) in (0..).zip(each.iter().zip(links).zip(&frames)) {
-            let head = frame.len() - payload.len();
-            let sum = partial_checksum(&frame[head - 8..head], from, link, traffic, &payload);
+        for (index, (template, &link)) in (0..).zip(templates.iter().zip(links)) {
             let mut way: LinkTemplate = [0; size_of::<LinkTemplate>()];
             way[..4].copy_from_slice(&from.device_index(link)?.to_ne_bytes());
-            way[4..6].copy_from_slice(&sum.to_ne_bytes());
-            way[HEADER_OFFSET..HEADER_OFFSET + head].copy_from_slice(&frame[..head]);
+            way[4..6].copy_from_slice(&template.partial.to_ne_bytes());
+            way[HEADER_OFFSET..HEADER_OFFSET + template.head].copy_from_slice(&template.frame[..template.head]);
             ways.set(index, way, 0).context("writing the settings of the generator")?;
         }
-        let frame = frames.into_iter().next().unwrap_or_default();
         Ok(LiveSender {
             host: from.clone(),
             links: links.to_vec(),
             ebpf,
-            frame,
-            pps: traffic.pps,
+            frame: templates.first().map(|template| template.frame.clone()).unwrap_or_default(),
+            pps,
             cpu: None,
             sender_tid: Arc::default(),
         })
@@ -360,39 +411,4 @@ fn install_signal_handler() -> Result<()> {
 
 fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// The frame as the program gets it, with source port and checksum zero.
-fn build_frame(from: &Host, to: &Host, link: usize, traffic: &Traffic, payload: &[u8]) -> Result<Vec<u8>> {
-    let source = from.ip(link, traffic.target.is_ipv6());
-    let plan = UdpFrame {
-        payload,
-        ..UdpFrame::new(Mac(from.mac(link)), Mac(to.mac(link)), (source, 0).into(), traffic.target)
-    };
-    let len_max = usize::try_from(from.mtu(link))?.min(PACKET_LEN_MAX) + ethernet::HEADER_LEN;
-    let room = len_max - (plan.len() - payload.len());
-    ensure!(
-        payload.len() <= room,
-        "{} bytes do not fit into a frame of this link, which carries {room}: lower the size",
-        payload.len()
-    );
-    let mut frame = vec![0; plan.len()];
-    if let Err(err) = plan.write(&mut frame) {
-        bail!("cannot build a frame with {} bytes: {err}", payload.len());
-    }
-    let head = frame.len() - payload.len();
-    frame[head - 2..head].fill(0);
-    Ok(frame)
-}
-
-/// The sum for the checksum of the datagram, not complemented, with source port and checksum zero.
-fn partial_checksum(udp: &[u8], from: &Host, link: usize, traffic: &Traffic, payload: &[u8]) -> u16 {
-    let length = (udp.len() + payload.len()) as u16;
-    let addresses = match (from.ip(link, traffic.target.is_ipv6()), traffic.target.ip()) {
-        (IpAddr::V4(a), IpAddr::V4(b)) => Sum::pseudo_v4(a, b, manylane_wire::udp::PROTOCOL, length),
-        (IpAddr::V6(a), IpAddr::V6(b)) => Sum::pseudo_v6(a, b, manylane_wire::udp::PROTOCOL, length.into()),
-        // `ip` answers in the family of the target.
-        _ => Sum::default(),
-    };
-    addresses.add_bytes(udp).add_bytes(payload).value()
 }
