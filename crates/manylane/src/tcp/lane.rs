@@ -45,6 +45,9 @@ pub struct TcpCounters {
     pub sent_by_kernel: u64,
     /// Packets that neither the device nor the kernel took. They are sent again.
     pub unsent: u64,
+    /// Answers to SYNs, and resets, that were dropped: the kernel would have had to resolve too many
+    /// neighbours, as in a flood from addresses on the link.
+    pub unresolved: u64,
     /// Packets of other lanes' connections, handed over.
     pub handed_over: u64,
     /// The same, dropped because the other lane's box was full. Their senders send them again.
@@ -114,6 +117,7 @@ impl TcpLane {
     /// If the system refuses to wait.
     pub fn wait(&mut self, timeout: Duration) -> Result<()> {
         self.now = self.group.now();
+        self.packets.set_time(Duration::from_micros(self.now.0));
         self.flush();
         if !self.packets.can_receive() && !self.handover.has_mail() {
             let timeout = self.next_timeout().min(timeout);
@@ -309,6 +313,7 @@ impl TcpLane {
             malformed: packets.malformed,
             sent_by_kernel: packets.sent_by_kernel,
             unsent: packets.unsent,
+            unresolved: packets.unresolved,
             handed_over: self.handover.counts.sent,
             handover_full: self.handover.counts.full,
             icmp_errors: self.icmp_errors,

@@ -176,7 +176,7 @@ fn open_lane(
     let icmp = Icmp { v4: IcmpErrors::ipv4().map_err(failed)?, v6: IcmpErrors::ipv6().map_err(failed)? };
     let mut others = vec![handover.event().as_fd(), icmp.v4.as_fd()];
     others.extend(icmp.v6.as_ref().map(AsFd::as_fd));
-    let packets = PacketQueues::new(Arc::clone(&group.control), lane_id(handover.own()), &others)?;
+    let packets = PacketQueues::new(Arc::clone(&group.control), (lane_id(handover.own()), lanes), &others)?;
     let blocks = group.sources.of_lane(handover.own(), lanes);
     let next_port = usize::from(u16::from_ne_bytes(random_bytes()?));
     Ok(TcpLane::new(Arc::clone(group), packets, stack, handover, icmp, (blocks, next_port)))

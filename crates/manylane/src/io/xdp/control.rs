@@ -306,6 +306,11 @@ impl XdpControl {
         self.routes.reader()
     }
 
+    /// Lanes send packets of a stack.
+    pub(super) fn use_prefixes(&self) {
+        self.routes.use_prefixes();
+    }
+
     /// The capture tap of a lane.
     pub(super) fn tap(&self, lane: LaneId) -> Tap {
         self.capture.as_ref().map_or_else(Tap::default, |point| point.tap(lane))

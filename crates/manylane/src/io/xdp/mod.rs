@@ -25,6 +25,7 @@ pub(crate) mod leasing;
 mod mailbox;
 pub(crate) mod packets;
 mod ports;
+mod resolve_budget;
 mod round_robin;
 mod route;
 pub(super) mod send;

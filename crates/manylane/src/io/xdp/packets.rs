@@ -5,7 +5,7 @@
 //! | [`PacketQueues::receive`]: a batch of one queue | the lane | - |
 //! | [`Packets`]: without link headers | the batch; changed in place | no IP: counted |
 //! | [`PacketOut::space`]: a free frame | the lane | no frame, or TX ring full: sent later |
-//! | [`PacketOut::send`]: next hop, link header | the kernel, then free | unknown: by a raw socket |
+//! | [`PacketOut::send`]: next hop, link header | the kernel, then free | unknown: by a raw socket, within [a budget](super::resolve_budget) |
 //! | [`PacketOut::finish`], once a batch | the kernel | device full: see [`unsent`](super::unsent) |
 //!
 //! A frame is taken from the queue of the batch, because most packets answer one of it. If the next
@@ -22,12 +22,13 @@ use manylane_sys::raw_ip::PacketSender;
 use manylane_sys::xsk::{PacketsMut, Sender, TxFrame};
 use manylane_wire::ethernet::{Ethernet, HEADER_LEN, Mac, ether_type};
 use manylane_wire::packet::Packet;
-use manylane_wire::tcp::{self, Tcp};
+use manylane_wire::tcp::{self, Flags, Tcp};
 
 use super::control::{FRAME_SIZE, XdpControl};
 use super::lane_queue::LaneQueue;
 use super::lane_queues::{LaneQueues, SendParts};
-use super::route::Reader;
+use super::resolve_budget::ResolveBudget;
+use super::route::{NoNextHop, Reader};
 use super::unsent::UnsentTimer;
 use crate::counters::LaneId;
 use crate::error::{Error, Result};
@@ -43,12 +44,15 @@ pub(crate) struct PacketCounts {
     pub(crate) sent_by_kernel: u64,
     /// Packets that neither the device nor the kernel took.
     pub(crate) unsent: u64,
+    /// Answers that were dropped: the kernel would have had to resolve too many neighbours.
+    pub(crate) unresolved: u64,
 }
 
 /// The queues of a lane.
 pub(crate) struct PacketQueues {
     queues: LaneQueues,
     kernel: PacketSender,
+    budget: ResolveBudget,
     counts: PacketCounts,
     batch: usize,
     /// A packet may have the checksum of its pseudo header alone, because its sender is a kernel on
@@ -59,15 +63,34 @@ pub(crate) struct PacketQueues {
 }
 
 impl PacketQueues {
-    /// A lane without queues: they are assigned when its control starts. The readiness of `others`
-    /// wakes it, too.
-    pub(crate) fn new(control: Arc<XdpControl>, lane: LaneId, others: &[BorrowedFd<'_>]) -> Result<Self> {
+    /// One of `lanes`, without queues: they are assigned when its control starts. The readiness of
+    /// `others` wakes it, too.
+    pub(crate) fn new(
+        control: Arc<XdpControl>,
+        (lane, lanes): (LaneId, usize),
+        others: &[BorrowedFd<'_>],
+    ) -> Result<Self> {
         let kernel = PacketSender::open()
             .map_err(|err| Error::system("cannot open a raw IP socket (needs CAP_NET_RAW)", err))?;
         let (batch, is_generic) = (control.batch, control.options.generic);
         let vlans = control.options.vlans.clone();
+        control.use_prefixes();
         let queues = LaneQueues::new(control, lane, others)?;
-        Ok(Self { queues, kernel, counts: PacketCounts::default(), batch, may_be_partial: is_generic, vlans })
+        Ok(Self {
+            queues,
+            kernel,
+            budget: ResolveBudget::new(lanes),
+            counts: PacketCounts::default(),
+            batch,
+            may_be_partial: is_generic,
+            vlans,
+        })
+    }
+
+    /// Tells it the time since the lanes were opened.
+    #[inline]
+    pub(crate) fn set_time(&mut self, now: Duration) {
+        self.budget.refill(now);
     }
 
     /// Receives a batch from the next queue that has packets; returns their number.
@@ -102,6 +125,7 @@ impl PacketQueues {
             reader,
             unsent,
             kernel: &self.kernel,
+            budget: &mut self.budget,
             counts: &mut self.counts,
             vlans: &self.vlans,
         };
@@ -205,6 +229,13 @@ fn is_partial(packet: &[u8]) -> bool {
         && Tcp::parse(payload).is_ok_and(|tcp| tcp.has_partial_checksum(source, destination))
 }
 
+/// True if a segment is one that anybody can cause: an answer to a SYN, or a reset.
+#[cold]
+fn is_stateless(segment: &[u8]) -> bool {
+    let flags = segment.get(13).map_or(Flags(0), |flags| Flags(*flags));
+    flags.contains(Flags::RST) || flags.contains(Flags::SYN.with(Flags::ACK))
+}
+
 /// The queues of a lane while one of them has a batch. They are numbered in this order.
 struct Queues<'a> {
     before: &'a mut [LaneQueue],
@@ -257,6 +288,7 @@ pub(crate) struct PacketOut<'a> {
     reader: &'a mut Reader,
     unsent: &'a mut UnsentTimer,
     kernel: &'a PacketSender,
+    budget: &'a mut ResolveBudget,
     counts: &'a mut PacketCounts,
     vlans: &'a [Vlan],
 }
@@ -287,11 +319,17 @@ impl PacketOut<'_> {
         let Some(mut sender) = self.queues.sender(at) else { return };
         let packet =
             sender.frame_mut(&mut frame).get(HEADER_LEN..HEADER_LEN + length).and_then(Packet::parse);
-        let Some(Packet { source, destination, .. }) = packet else {
+        let Some(Packet { source, destination, payload, .. }) = packet else {
             self.counts.unsent += 1;
             return sender.free(frame);
         };
-        let next = self.reader.next_hop(source, destination).filter(|next| length <= next.mtu as usize);
+        let next = self.reader.packet_next_hop(source, destination, length);
+        if next == Err(NoNextHop::Unresolved) && is_stateless(payload) && !self.budget.take() {
+            self.counts.unresolved += 1;
+            self.spare = Some((at, frame));
+            return;
+        }
+        let next = next.ok().filter(|next| length <= next.mtu as usize);
         let by_queue = next.and_then(|next| Some((next, self.queues.of_device(next.ifindex)?)));
         match by_queue {
             Some((next, to)) if to == at => self.push(at, frame, length, &next, link),

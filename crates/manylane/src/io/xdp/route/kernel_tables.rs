@@ -8,6 +8,7 @@ use manylane_sys::device::LOOPBACK_IFINDEX;
 
 use super::changes::{Change, LocalState};
 use super::netlink::RouteQuery;
+use super::prefixes::Resolved;
 use super::rtnetlink::{KernelUpdate, LinkUpdate, LocalAddr, Neighbour, Route};
 use super::table::{Entry, NeighbourKey, Writer};
 
@@ -31,6 +32,10 @@ pub(super) struct Effects {
     /// Pairs that had no result or were removed may be queried again: an awaited neighbour became
     /// reachable, or routes, a device or an address have changed.
     pub(super) requery: bool,
+    /// The routing tables are to be read again.
+    pub(super) routes_changed: bool,
+    /// A neighbour that is resolved has changed, or one was resolved.
+    pub(super) neighbours_changed: bool,
     /// Changes to report to watchers.
     pub(super) changes: Vec<Change>,
     /// Number of changed routes.
@@ -108,7 +113,7 @@ impl KernelTables {
             KernelUpdate::LinkGone(ifindex) => {
                 if let Some(link) = self.links.remove(&ifindex) {
                     table.remove_device(ifindex);
-                    effects.requery = true;
+                    (effects.requery, effects.routes_changed) = (true, true);
                     effects.changes.extend(link_change(ifindex, Some(&link), None));
                 }
                 // Its addresses and neighbours were removed before, each with an event; this makes
@@ -132,7 +137,7 @@ impl KernelTables {
                     // the kernel also removes the routes that prefer it as a source, and reports
                     // those only since Linux 6.6.
                     table.remove_address(ip);
-                    effects.requery = true;
+                    (effects.requery, effects.routes_changed) = (true, true);
                     effects.revalidate |= !delivered;
                     effects.changes.push(Change::Addresses);
                 }
@@ -145,9 +150,11 @@ impl KernelTables {
                 if !effects.flush {
                     table.remove_prefix(&prefix);
                 }
-                effects.requery = true;
+                (effects.requery, effects.routes_changed) = (true, true);
             }
-            KernelUpdate::AllRoutes | KernelUpdate::Malformed => effects.flush = true,
+            KernelUpdate::AllRoutes | KernelUpdate::Malformed => {
+                (effects.flush, effects.routes_changed) = (true, true);
+            }
         }
     }
 
@@ -174,7 +181,7 @@ impl KernelTables {
         // Entries by other devices stay in force while lanes query whether this device is a better
         // way. The kernel sends no events for routes that return with a carrier.
         table.remove_device(ifindex);
-        effects.requery = true;
+        (effects.requery, effects.routes_changed) = (true, true);
         effects.revalidate |= link.running && before.is_none_or(|before| !before.running);
         effects.changes.extend(link_change(ifindex, before.as_ref(), Some(&link)));
         // Datagrams to the addresses of a device that is down are left to the kernel.
@@ -194,6 +201,7 @@ impl KernelTables {
         effects: &mut Effects,
     ) {
         let before = self.neighbours.get(&hop).copied();
+        effects.neighbours_changed |= before.map(|before| before.neighbour) != neighbour;
         let mac = neighbour.map(|neighbour| neighbour.mac);
         let mut used = before.is_some_and(|before| before.used);
         // Searching the table is cheap, but a network can have many neighbours that change.
@@ -272,8 +280,31 @@ impl KernelTables {
         if self.local_state() != new.local_state() {
             effects.changes.push(Change::Addresses);
         }
-        effects.flush = true;
+        (effects.flush, effects.routes_changed) = (true, true);
         *self = new;
+    }
+
+    pub(super) fn neighbour_count(&self) -> usize {
+        self.neighbours.len()
+    }
+
+    /// The neighbours by which packets can be sent.
+    pub(super) fn resolved(&self) -> impl Iterator<Item = Resolved> {
+        self.neighbours.keys().filter_map(|key| self.resolved_one(key))
+    }
+
+    /// One of them.
+    pub(super) fn resolved_one(&self, key: &NeighbourKey) -> Option<Resolved> {
+        let NeighbourEntry { neighbour, .. } = self.neighbours.get(key)?;
+        let link = self.links.get(&key.ifindex).filter(|link| link.ethernet && link.running)?;
+        let NeighbourKey { ifindex, .. } = *key;
+        let next = NextHop { ifindex, source_mac: link.mac?, mac: neighbour.mac, mtu: link.mtu };
+        Some(Resolved { key: *key, next, stale: neighbour.stale })
+    }
+
+    /// True if a device sends packets of this length.
+    pub(super) fn can_send_by(&self, ifindex: u32, length: u32) -> bool {
+        self.links.get(&ifindex).is_some_and(|link| link.ethernet && link.running && link.mtu >= length)
     }
 }
 

@@ -17,12 +17,17 @@
 //! use are queried again every [`REFRESH_INTERVAL`]. Second, the kernel probes a stale neighbour
 //! only when it sends to it: so one datagram per lane, entry and epoch takes the ordinary socket.
 //!
+//! Short packets of a TCP stack also go by prefixes ([`prefixes`]): a flood of SYNs comes from more
+//! peers than there are entries.
+//!
 //! Processing that the kernel does after routing is not applied to what a lane sends: netfilter,
 //! traffic control, IPsec. Routing rules on ports or marks are not applied either.
 
 mod changes;
+mod fib;
 mod kernel_tables;
 mod netlink;
+mod prefixes;
 mod queries;
 mod rtnetlink;
 mod shared;
@@ -43,9 +48,10 @@ use manylane_sys::errno::EAFNOSUPPORT;
 use manylane_wire::datagram::{AddrPair, Datagram};
 
 pub(crate) use self::changes::{Change, LocalState};
+use self::prefixes::{ByPrefix, Prefixes, SHORT_LEN_MAX};
 use self::queries::{QueryQueue, RecentQueries};
 use self::shared::{ChangeListener, Shared, epoch_of, lock, stamp_of};
-use self::table::Table;
+use self::table::{Entry, Table};
 use self::worker::{REFRESH_INTERVAL, Worker};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -104,7 +110,18 @@ impl Routes {
             last_reply: None,
             recent: RecentQueries::new(),
             queue,
+            prefixes: Arc::default(),
+            prefixes_version: 0,
+            are_prefixes_current: false,
+            probed: Vec::new(),
             routes: Arc::clone(self),
+        }
+    }
+
+    /// Keeps the prefixes current that short packets go by ([`Reader::packet_next_hop`]).
+    pub(crate) fn use_prefixes(&self) {
+        if !self.shared.uses_prefixes.swap(true, Ordering::AcqRel) {
+            self.shared.wake();
         }
     }
 
@@ -159,7 +176,22 @@ pub(crate) struct Reader {
     last_reply: Option<(AddrPair, NextHop)>,
     recent: RecentQueries,
     queue: Arc<QueryQueue>,
+    prefixes: Arc<Prefixes>,
+    prefixes_version: u64,
+    /// They were compared with the published ones since the batch began.
+    are_prefixes_current: bool,
+    /// For each of their neighbours: a packet to it was left to the kernel, which then probes it.
+    probed: Vec<bool>,
     routes: Arc<Routes>,
+}
+
+/// Why a packet has no next hop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoNextHop {
+    /// Its route is not known yet, or a stale neighbour is to be probed.
+    Unknown,
+    /// It goes to a neighbour that the kernel would have to resolve first.
+    Unresolved,
 }
 
 impl Reader {
@@ -169,6 +201,7 @@ impl Reader {
         // Acquire: a query after the stamp has changed sees the changes that caused it.
         let clock = self.routes.shared.clock.0.load(Ordering::Acquire);
         let version = self.table.version();
+        self.are_prefixes_current = false;
         if (clock, version) != (self.clock, self.version) {
             (self.clock, self.version, self.last_reply) = (clock, version, None);
         }
@@ -179,6 +212,51 @@ impl Reader {
     #[inline]
     pub(crate) fn next_hop(&mut self, local: IpAddr, peer: IpAddr) -> Option<NextHop> {
         self.find(local, peer).map(|(next, _)| next)
+    }
+
+    /// As [`next_hop`](Self::next_hop), for a packet of a TCP stack: a short one to a peer that is
+    /// not in the table goes by its prefix, and queries nothing.
+    #[inline]
+    pub(crate) fn packet_next_hop(
+        &mut self,
+        local: IpAddr,
+        peer: IpAddr,
+        length: usize,
+    ) -> std::result::Result<NextHop, NoNextHop> {
+        let pair = RouteKey::new(local, peer).ok_or(NoNextHop::Unknown)?;
+        let hash = self.table.hash(&pair);
+        let found = self.table.find(&pair, hash);
+        if found.is_none() && length <= SHORT_LEN_MAX {
+            match self.next_hop_by_prefix(peer) {
+                Err(NoNextHop::Unknown) => {}
+                result => return result?.ok_or(NoNextHop::Unknown),
+            }
+        }
+        self.judge(&pair, hash, found).map(|(next, _)| next).ok_or(NoNextHop::Unknown)
+    }
+
+    /// None if the neighbour is stale, and this packet is to make the kernel probe it.
+    #[cold]
+    fn next_hop_by_prefix(&mut self, peer: IpAddr) -> std::result::Result<Option<NextHop>, NoNextHop> {
+        if !std::mem::replace(&mut self.are_prefixes_current, true) {
+            let shared = &self.routes.shared;
+            let version = shared.prefixes_version.load(Ordering::Acquire);
+            if version != self.prefixes_version {
+                self.prefixes_version = version;
+                self.prefixes = Arc::clone(&lock(&shared.prefixes));
+                self.probed.clear();
+                self.probed.resize(self.prefixes.neighbours(), false);
+            }
+        }
+        match self.prefixes.find(peer) {
+            ByPrefix::Resolved(at, found) => {
+                let is_probe =
+                    found.stale && self.probed.get_mut(at).is_some_and(|probed| !std::mem::replace(probed, true));
+                Ok((!is_probe).then_some(found.next))
+            }
+            ByPrefix::Unresolved => Err(NoNextHop::Unresolved),
+            ByPrefix::Unknown => Err(NoNextHop::Unknown),
+        }
     }
 
     /// As [`next_hop`](Self::next_hop), for a pair that was found before. If it is gone, it is
@@ -216,7 +294,14 @@ impl Reader {
     fn find(&mut self, local: IpAddr, peer: IpAddr) -> Option<(NextHop, bool)> {
         let pair = RouteKey::new(local, peer)?;
         let hash = self.table.hash(&pair);
-        match self.table.find(&pair, hash) {
+        let found = self.table.find(&pair, hash);
+        self.judge(&pair, hash, found)
+    }
+
+    /// The same, for what was found.
+    #[inline]
+    fn judge(&mut self, pair: &RouteKey, hash: u64, found: Option<Entry>) -> Option<(NextHop, bool)> {
+        match found {
             // Of this epoch, or of one that this lane has not seen yet.
             Some(found) if epoch_of(self.clock).wrapping_sub(found.epoch) as i16 <= 0 => {
                 Some((found.next, true))
@@ -224,11 +309,11 @@ impl Reader {
             Some(found) => {
                 // Still valid, but to be queried again. If the neighbour is stale, the datagram
                 // that queries takes the ordinary socket, so that the kernel probes the neighbour.
-                let asked = self.query(&pair, hash);
+                let asked = self.query(pair, hash);
                 (!(asked && found.stale)).then_some((found.next, false))
             }
             None => {
-                self.query(&pair, hash);
+                self.query(pair, hash);
                 None
             }
         }

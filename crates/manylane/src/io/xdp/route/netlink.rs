@@ -148,6 +148,39 @@ impl QuerySocket {
     }
 }
 
+/// Dumps objects of the calling thread's namespace to `each`, by a socket of its own, which ends a
+/// dump that is too long. None if there are more than `max`; false if some changed meanwhile.
+pub(super) fn dump_at_most(
+    max: usize,
+    kind: u16,
+    header: &[u8],
+    mut each: impl FnMut(&[u8]),
+) -> io::Result<Option<bool>> {
+    const NLMSG_ERROR: u16 = 2;
+    const NLMSG_DONE: u16 = 3;
+    const NLM_F_DUMP_INTR: u16 = 0x10;
+    let mut socket = NetlinkSocket::open(NETLINK_ROUTE)?;
+    let sequence = socket.queue(kind, NLM_F_DUMP, header);
+    socket.send()?;
+    let (mut count, mut is_consistent) = (0, true);
+    while count <= max {
+        let Some(messages) = socket.receive()? else {
+            return Err(io::Error::other("the netlink reply does not end"));
+        };
+        for message in messages.filter(|message| message.sequence == sequence) {
+            is_consistent &= message.flags & NLM_F_DUMP_INTR == 0;
+            match message.kind {
+                NLMSG_DONE => return Ok(Some(is_consistent)),
+                NLMSG_ERROR => return Err(io::Error::other("the kernel refuses the dump")),
+                _ if count < max => each(message.payload),
+                _ => {}
+            }
+            count += 1;
+        }
+    }
+    Ok(None)
+}
+
 /// `struct rtmsg` and its attributes.
 fn route_request(question: &RouteQuery) -> Vec<u8> {
     const RTA_DST: u16 = 1;

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::changes::{Change, LocalState};
+use super::prefixes::Prefixes;
 use super::queries::QueryQueue;
 use super::table::{Table, Writer};
 
@@ -25,6 +26,11 @@ pub(super) struct Shared {
     pub(super) woken: UnixStream,
     pub(super) has_exited: Mutex<bool>,
     pub(super) exited: Condvar,
+    /// Lanes use prefixes: they are to be published.
+    pub(super) uses_prefixes: AtomicBool,
+    pub(super) prefixes: Mutex<Arc<Prefixes>>,
+    /// Incremented after each change of them.
+    pub(super) prefixes_version: AtomicU64,
     /// Query queues of the lanes. The queue of a closed lane is gone.
     pub(super) queues: Mutex<Vec<Weak<QueryQueue>>>,
     pub(super) local_state: Mutex<LocalState>,
@@ -62,6 +68,9 @@ impl Shared {
             woken,
             has_exited: Mutex::new(false),
             exited: Condvar::new(),
+            uses_prefixes: AtomicBool::new(false),
+            prefixes: Mutex::default(),
+            prefixes_version: AtomicU64::new(0),
             queues: Mutex::default(),
             local_state: Mutex::new(locals),
             listeners: Mutex::default(),

@@ -41,13 +41,18 @@ impl Prefix {
         Self { bits: addr_bits(ip), length: before + u32::from(length).min(prefix_max) }
     }
 
-    fn contains(&self, ip: u128) -> bool {
+    /// Its length, that of IPv4 with the 96 bits in front.
+    pub(super) fn length(&self) -> u32 {
+        self.length
+    }
+
+    pub(super) fn contains(&self, ip: u128) -> bool {
         (self.bits ^ ip).checked_shr(128 - self.length).unwrap_or(0) == 0
     }
 }
 
 /// The neighbour that a frame is sent to: the peer itself, or a gateway.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct NeighbourKey {
     pub(super) ifindex: u32,
     pub(super) address: IpAddr,

@@ -2,6 +2,7 @@
 
 mod changes;
 mod neighbours;
+mod prefixes;
 
 use std::net::{IpAddr, UdpSocket};
 use std::sync::Mutex;

@@ -11,8 +11,10 @@ use manylane_sys::epoll::Epoll;
 use manylane_sys::errno::{EBADMSG, ENOBUFS};
 
 use super::changes::Change;
+use super::fib::Fib;
 use super::kernel_tables::{Effects, KernelTables};
 use super::netlink::{EventSocket, QUERIES_MAX, QuerySocket, RouteQuery};
+use super::prefixes::Prefixes;
 use super::queries::QueryQueue;
 use super::shared::{Shared, epoch_of, lock, stamp_of};
 use super::table::Writer;
@@ -40,6 +42,10 @@ pub(super) struct Worker {
     shared: Arc<Shared>,
     table: Writer,
     kernel: KernelTables,
+    /// The routing tables, once lanes use prefixes and while they are known.
+    fib: Option<Fib>,
+    /// Earliest time at which they are read again; none: once they have changed.
+    load_fib_at: Option<Instant>,
     events: EventSocket,
     query_socket: QuerySocket,
     epoll: Epoll,
@@ -59,6 +65,8 @@ pub(super) struct Worker {
     reload_at: Option<Instant>,
     /// Time of the last reload.
     last_reload: Instant,
+    /// The same, of the routing tables.
+    last_fib: Instant,
     /// Dropped last, after the sockets.
     #[expect(dead_code, reason = "kept for its drop")]
     exit_guard: ExitGuard,
@@ -94,6 +102,8 @@ impl Worker {
             shared: Arc::clone(&shared),
             table,
             kernel,
+            fib: None,
+            load_fib_at: Some(now),
             events,
             query_socket: questions,
             epoll: watch,
@@ -106,6 +116,7 @@ impl Worker {
             next_refresh: now + period,
             reload_at: None,
             last_reload: now,
+            last_fib: now,
             exit_guard: ExitGuard(shared),
         })
     }
@@ -132,6 +143,9 @@ impl Worker {
         // Only after all events were read: until then the kernel does not report further losses.
         if !more && self.reload_at.is_some_and(|at| at <= now) {
             self.reload();
+        }
+        if !more && self.reload_at.is_none() && self.is_fib_due(now) {
+            self.load_fib(now);
         }
         if now >= self.next_epoch && (self.is_busy || self.table.len() > 0) {
             self.advance_epoch(now);
@@ -191,8 +205,45 @@ impl Worker {
         self.publish(&effects);
     }
 
+    /// True if the routing tables are to be read.
+    fn is_fib_due(&self, now: Instant) -> bool {
+        self.load_fib_at.is_some_and(|at| at <= now) && self.shared.uses_prefixes.load(Ordering::Acquire)
+    }
+
+    /// Reads the routing tables, if they are short.
+    fn load_fib(&mut self, now: Instant) {
+        let loaded = Fib::load();
+        // It changed meanwhile: again, and not for the event alone, which may have come before.
+        self.load_fib_at = matches!(loaded, Ok(None)).then_some(now + RELOAD_INTERVAL);
+        self.fib = loaded.unwrap_or_else(|err| {
+            log::debug!("cannot read the routing tables: each peer is asked for: {err}");
+            None
+        });
+        self.last_fib = now;
+        self.publish_prefixes();
+    }
+
+    /// Tells the lanes what prefixes say now.
+    fn publish_prefixes(&self) {
+        let prefixes = self.fib.as_ref().map(|fib| Prefixes::new(fib, &self.kernel)).unwrap_or_default();
+        let mut published = lock(&self.shared.prefixes);
+        if **published != prefixes {
+            *published = Arc::new(prefixes);
+            // Release: a lane that sees the number finds these.
+            self.shared.prefixes_version.fetch_add(1, Ordering::Release);
+        }
+    }
+
     /// Applies the effects of updates.
     fn publish(&mut self, effects: &Effects) {
+        if effects.routes_changed {
+            self.load_fib_at.get_or_insert(self.last_fib + RELOAD_INTERVAL);
+        }
+        if self.fib.is_some() && (effects.routes_changed || effects.neighbours_changed) {
+            // What is not known is not published: lanes ask for each peer meanwhile.
+            self.fib = self.fib.take().filter(|_| !effects.routes_changed);
+            self.publish_prefixes();
+        }
         if effects.flush {
             self.table.clear();
         }
@@ -298,7 +349,8 @@ impl Worker {
         let now = Instant::now();
         let epoch = (self.is_busy || self.table.len() > 0).then_some(self.next_epoch);
         let round = (now < self.next_round).then_some(self.next_round);
-        let next = [epoch, round, self.reload_at, Some(self.next_refresh)].into_iter().flatten().min()?;
+        let fib = self.load_fib_at.filter(|_| self.shared.uses_prefixes.load(Ordering::Acquire));
+        let next = [epoch, round, self.reload_at, fib, Some(self.next_refresh)].into_iter().flatten().min()?;
         Some(next.saturating_duration_since(now))
     }
 
