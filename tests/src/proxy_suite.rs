@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use manylane::tcp::TcpBuilder;
+use manylane::tcp::{StackConfig, TcpBuilder};
 use manylane_proxy::lane::{ProxyLane, Result};
 use manylane_proxy::{Balance, Counters, KernelLane, LaneCounters, Options, Proxy, ProxyHeader, Shared};
 use manylane_test_support::wait_for;
@@ -100,6 +100,11 @@ impl ProxyBed {
 
     /// Starts a proxy.
     fn start(&self, options: Options, servers: &[SocketAddr]) -> RunningProxy {
+        self.start_with(StackConfig::default(), options, servers)
+    }
+
+    /// Starts a proxy whose TCP lanes have these settings.
+    fn start_with(&self, stack: StackConfig, options: Options, servers: &[SocketAddr]) -> RunningProxy {
         match self {
             ProxyBed::Loopback => {
                 let lane = KernelLane::open(&[(Ipv4Addr::LOCALHOST, 0).into()]).unwrap();
@@ -112,7 +117,7 @@ impl ProxyBed {
                 let lanes = host.run(|| {
                     let mut builder = TcpBuilder::new();
                     let at = SocketAddr::new(host.ip(0, false), 0);
-                    builder.listen(at).unwrap().source_ports(61_184..=65_535).open().unwrap()
+                    builder.listen(at).unwrap().source_ports(61_184..=65_535).stack(stack).open().unwrap()
                 });
                 let address = lanes[0].listeners()[0];
                 start(Some(host), lanes, address, options, servers)
@@ -410,6 +415,71 @@ pub fn connections_are_cut_off_at_the_end(bed: &ProxyBed) {
     assert_reset(&mut client);
 }
 
+/// More connections with data than buffers: they take turns, and no byte that was accepted is lost.
+pub fn more_connections_than_buffers_take_turns(bed: &ProxyBed) {
+    const CONNECTIONS: usize = 16;
+    const LENGTH: usize = 40_000;
+    let listener = bed.listen();
+    let stack = StackConfig { buffers_max: 4, ..StackConfig::default() };
+    let proxy = bed.start_with(stack, Options::default(), &[listener.local_addr().unwrap()]);
+    let server = echo(listener, CONNECTIONS);
+    let streams: Vec<_> = (0..CONNECTIONS).map(|_| bed.connect(&proxy)).collect();
+    thread::scope(|scope| {
+        for (nth, stream) in streams.into_iter().enumerate() {
+            scope.spawn(move || exchange(stream, nth, LENGTH));
+        }
+    });
+    server.join().unwrap();
+    let total = proxy.stop();
+    let bytes = (CONNECTIONS * LENGTH) as u64;
+    assert_eq!(total.finished, CONNECTIONS as u64, "{total:#?}");
+    assert_eq!((total.bytes_to_servers, total.bytes_to_clients), (bytes, bytes), "{total:#?}");
+}
+
+/// Many connections that send a byte now and then, and one that wants more.
+pub fn trickling_connections_hold_no_one_up(bed: &ProxyBed) {
+    const CONNECTIONS: usize = 1000;
+    const ROUNDS: u8 = 5;
+    let listener = bed.listen();
+    let proxy = bed.start(Options::default(), &[listener.local_addr().unwrap()]);
+    let mut clients: Vec<_> = Vec::with_capacity(CONNECTIONS);
+    let mut servers: Vec<_> = Vec::with_capacity(CONNECTIONS);
+    for _ in 0..CONNECTIONS {
+        clients.push(bed.connect(&proxy));
+        let (server, _) = listener.accept().unwrap();
+        server.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
+        servers.push(server);
+    }
+    let beside = bed.connect(&proxy);
+    let server = echo(listener, 1);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for server in std::iter::repeat_n(&servers, ROUNDS.into()).flatten() {
+                let (mut server, mut byte) = (server, [0]);
+                server.read_exact(&mut byte).unwrap();
+                server.write_all(&byte).unwrap();
+            }
+        });
+        scope.spawn(|| exchange(beside, 1, 1_000_000));
+        for round in 0..ROUNDS {
+            for mut client in &clients {
+                client.write_all(&[round]).unwrap();
+            }
+            for mut client in &clients {
+                let mut byte = [0];
+                client.read_exact(&mut byte).unwrap();
+                assert_eq!(byte, [round]);
+            }
+        }
+    });
+    server.join().unwrap();
+    drop((clients, servers));
+    let total = proxy.stop();
+    let bytes = CONNECTIONS as u64 * u64::from(ROUNDS) + 1_000_000;
+    assert_eq!(total.finished, CONNECTIONS as u64 + 1, "{total:#?}");
+    assert_eq!((total.bytes_to_servers, total.bytes_to_clients), (bytes, bytes), "{total:#?}");
+}
+
 /// The suite as tests on one bed, which is made for each by its name.
 #[macro_export]
 macro_rules! proxy_suite {
@@ -428,6 +498,8 @@ macro_rules! proxy_suite {
             servers_change_without_closing_connections
             connections_end_before_the_proxy
             connections_are_cut_off_at_the_end
+            more_connections_than_buffers_take_turns
+            trickling_connections_hold_no_one_up
         }
     };
     ($bed:expr; $($name:ident)*) => {

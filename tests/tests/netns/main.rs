@@ -32,5 +32,4 @@ mod xdp_rx_hints;
 mod xdp_sharing;
 mod xdp_tcp;
 mod xdp_udp_proxy;
-mod xdp_tcp_flood;
 mod xdp_unsent;
