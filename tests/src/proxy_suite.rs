@@ -417,10 +417,10 @@ pub fn connections_are_cut_off_at_the_end(bed: &ProxyBed) {
 
 /// More connections with data than buffers: they take turns, and no byte that was accepted is lost.
 pub fn more_connections_than_buffers_take_turns(bed: &ProxyBed) {
-    const CONNECTIONS: usize = 16;
-    const LENGTH: usize = 40_000;
+    const CONNECTIONS: usize = 12;
+    const LENGTH: usize = 20_000;
     let listener = bed.listen();
-    let stack = StackConfig { buffers_max: 4, ..StackConfig::default() };
+    let stack = StackConfig { buffers_max: 6, ..StackConfig::default() };
     let proxy = bed.start_with(stack, Options::default(), &[listener.local_addr().unwrap()]);
     let server = echo(listener, CONNECTIONS);
     let streams: Vec<_> = (0..CONNECTIONS).map(|_| bed.connect(&proxy)).collect();

@@ -20,8 +20,9 @@ pub struct Config {
     /// ones above it get SYN cookies.
     pub backlog: usize,
     /// Connections that have buffers at most: those with data to send or to be read, or that had
-    /// some a moment ago. A segment that needs buffers when none are left is dropped, and comes
-    /// again.
+    /// some a moment ago. A segment that needs buffers when a third of them is used is dropped, and
+    /// comes again: the others are for what the application writes, so that a proxy can send what
+    /// it has received, and the answers to that. One that forwards between connections needs three.
     pub buffers_max: usize,
     /// Bytes that a connection holds until the application reads them: the window.
     pub receive_buffer: usize,

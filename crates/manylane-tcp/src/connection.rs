@@ -51,6 +51,35 @@ pub(crate) struct PeerSyn {
     pub(crate) timestamp: Option<u32>,
 }
 
+/// What a connection needs buffers for. Bytes that were received hold their buffers until the
+/// application has written elsewhere what it reads, and what it forwards to a server may bring an
+/// answer that has to be forwarded back. So each has buffers that those before it cannot take:
+/// otherwise all of them could wait for others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// To receive.
+    Input,
+    /// To send what the application has, or another connection has received.
+    Output,
+    /// To send what a connection has received that got its own to send; and to finish.
+    Answer,
+}
+
+impl Need {
+    /// All, with the last one first.
+    pub(crate) const ALL: [Need; 3] = [Need::Answer, Need::Output, Need::Input];
+
+    /// That of a connection to which another one with this need forwards.
+    pub(crate) fn forwarded(self) -> Need {
+        if self == Need::Input { Need::Output } else { Need::Answer }
+    }
+
+    /// How many of `max` buffers may be in use for it to get some.
+    pub(crate) fn share(self, max: usize) -> usize {
+        (max * (self as usize + 1)).div_ceil(3)
+    }
+}
+
 /// A connection that is established.
 #[derive(Debug)]
 pub(crate) struct Open {
@@ -72,6 +101,8 @@ pub(crate) struct Open {
     pub(crate) wants_to_write: bool,
     /// The application writes no more, and there were no buffers for FIN.
     pub(crate) is_finishing: bool,
+    /// For what it got its buffers, or waits for some.
+    pub(crate) need: Need,
     /// It is in the queue for buffers.
     pub(crate) waits_for_buffers: bool,
     /// The application has given it up, at this time.
@@ -100,6 +131,7 @@ impl Open {
             told_readable: false,
             wants_to_write: false,
             is_finishing: false,
+            need: Need::Input,
             waits_for_buffers: false,
             orphaned: None,
             is_aborted: false,

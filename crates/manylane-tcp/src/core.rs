@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use manylane_wire::tcp::HEADER_LEN;
 
 use crate::config::Config;
-use crate::connection::{Open, Phase};
+use crate::connection::{Need, Open, Phase};
 use crate::counters::Counters;
 use crate::endpoint::{Endpoint, Machine, UNKNOWN_ROUND_TRIP};
 use crate::event::{Event, Id, Reason, What};
@@ -50,8 +50,8 @@ pub(crate) struct Core {
     #[expect(clippy::vec_box, reason = "they move between here and the connections")]
     pool: Vec<Box<Endpoint>>,
     endpoints: usize,
-    /// Places of connections whose application waits for buffers; some may have ended.
-    waiting: VecDeque<u32>,
+    /// Places of connections whose application waits for buffers, by need; some may have ended.
+    waiting: [VecDeque<u32>; Need::ALL.len()],
 }
 
 impl Core {
@@ -69,7 +69,7 @@ impl Core {
             cookies_until: None,
             pool: Vec::new(),
             endpoints: 0,
-            waiting: VecDeque::new(),
+            waiting: Default::default(),
             counters: Counters::default(),
             link_max: 0,
             secret,
@@ -165,19 +165,26 @@ impl Core {
         }
     }
 
-    /// Gives a connection a state machine and buffers, if it has none. False if none are left.
-    pub(crate) fn wake(&mut self, index: u32, now: Time) -> bool {
+    /// Gives a connection a state machine and buffers, if it has none. False if none are left for
+    /// this need.
+    pub(crate) fn wake(&mut self, index: u32, need: Need, now: Time) -> bool {
+        let may_take = self.may_take(need);
         let Some(Phase::Open(open)) = self.table.phase_mut(index) else { return false };
         if open.endpoint.is_some() {
             return true;
         }
+        if need != Need::Input || may_take {
+            open.need = need;
+        }
+        if !may_take {
+            return false;
+        }
         let mut endpoint = match self.pool.pop() {
             Some(endpoint) => endpoint,
-            None if self.endpoints < self.config.buffers_max => {
+            None => {
                 self.endpoints += 1;
                 Box::new(Endpoint::new(self.config.receive_buffer, self.config.send_buffer))
             }
-            None => return false,
         };
         let round_trip = open.sender.round_trip().unwrap_or(UNKNOWN_ROUND_TRIP);
         if !endpoint.open(&mut self.machine, &mut open.edge, now, round_trip) {
@@ -198,6 +205,11 @@ impl Core {
         }
     }
 
+    /// True if there are buffers for this need.
+    pub(crate) fn may_take(&self, need: Need) -> bool {
+        self.endpoints - self.pool.len() < need.share(self.config.buffers_max)
+    }
+
     /// Takes an endpoint, and lets the first one in the queue try.
     fn give_back(&mut self, endpoint: Box<Endpoint>) {
         self.pool.push(endpoint);
@@ -206,12 +218,18 @@ impl Core {
 
     /// Lets the first one in the queue for buffers try.
     fn wake_waiting(&mut self) {
-        while let Some(index) = self.waiting.pop_front() {
-            if let Some(Phase::Open(open)) = self.table.phase_mut(index)
-                && std::mem::take(&mut open.waits_for_buffers)
-                && open.endpoint.is_none()
-            {
-                return self.mark_ready(index);
+        for need in Need::ALL {
+            if !self.may_take(need) {
+                // Those before it have less.
+                return;
+            }
+            while let Some(index) = self.waiting[need as usize].pop_front() {
+                if let Some(Phase::Open(open)) = self.table.phase_mut(index)
+                    && std::mem::take(&mut open.waits_for_buffers)
+                    && open.endpoint.is_none()
+                {
+                    return self.mark_ready(index);
+                }
             }
         }
     }
@@ -221,7 +239,7 @@ impl Core {
         if let Some(Phase::Open(open)) = self.table.phase_mut(index)
             && !std::mem::replace(&mut open.waits_for_buffers, true)
         {
-            self.waiting.push_back(index);
+            self.waiting[open.need as usize].push_back(index);
         }
     }
 

@@ -1,8 +1,10 @@
 //! Established connections: segments that come in, and what is sent when something is due.
 
+use std::time::Duration;
+
 use manylane_wire::tcp::Flags;
 
-use crate::connection::{Open, Phase};
+use crate::connection::{Need, Open, Phase};
 use crate::core::Core;
 use crate::edge::{Edge, Verdict};
 use crate::endpoint::{Endpoint, Progress};
@@ -12,6 +14,10 @@ use crate::packet::{Segment, length32};
 use crate::sender::Sender;
 use crate::sequence::later;
 use crate::time::Time;
+
+/// How long an idle connection keeps buffers that others need: some round trips, because one that
+/// is in the middle of a transfer would lose what is on the way.
+const KEPT_WHEN_SHORT: Duration = Duration::from_millis(10);
 
 /// Takes a segment of an established connection, in place.
 pub(crate) fn input<O: Output>(
@@ -65,7 +71,7 @@ pub(crate) fn input<O: Output>(
         // No one will read it, and the peer has to know.
         return abort(core, index);
     }
-    if !core.wake(index, now) {
+    if !core.wake(index, Need::Input, now) {
         core.counters.dropped_no_buffers += 1;
         return;
     }
@@ -149,7 +155,8 @@ pub(crate) fn drive<O: Output>(core: &mut Core, index: u32, now: Time, out: &mut
 
 /// Does what the application wanted to do when no buffers were left, or waits for them again.
 fn resume(core: &mut Core, index: u32, now: Time) {
-    if !core.wake(index, now) {
+    let Some(Phase::Open(open)) = core.table.phase(index) else { return };
+    if !core.wake(index, open.need, now) {
         return core.wait_for_buffers(index);
     }
     let Some(Phase::Open(open)) = core.table.phase_mut(index) else { return };
@@ -169,6 +176,7 @@ fn probe_at(sender: &Sender, edge: &Edge, endpoint: &Endpoint) -> Option<Time> {
 
 /// [`drive`] of a connection with a state machine.
 fn drive_endpoint<O: Output>(core: &mut Core, index: u32, now: Time, out: &mut O) -> bool {
+    let is_short = !core.may_take(Need::Input);
     let Some(Phase::Open(open)) = core.table.phase_mut(index) else { return true };
     let Some(endpoint) = &mut open.endpoint else { return true };
     let progress = endpoint.progress();
@@ -238,7 +246,11 @@ fn drive_endpoint<O: Output>(core: &mut Core, index: u32, now: Time, out: &mut O
         return true;
     }
     // With a hole, bytes are kept that the peer need not send again.
-    let kept = if open.edge.has_hole() { core.config.user_timeout } else { core.config.buffers_kept };
+    let kept = match open.edge.has_hole() {
+        true => core.config.user_timeout,
+        false if is_short => core.config.buffers_kept.min(KEPT_WHEN_SHORT),
+        false => core.config.buffers_kept,
+    };
     let rest_at = open.active + kept;
     let is_idle = endpoint.is_idle(&open.edge);
     if is_idle && now >= rest_at {

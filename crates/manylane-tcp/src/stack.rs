@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use manylane_wire::tcp::Flags;
 
 use crate::config::Config;
-use crate::connection::Phase;
+use crate::connection::{Need, Phase};
 use crate::core::Core;
 use crate::counters::Counters;
 use crate::error::{Error, Result};
@@ -241,8 +241,12 @@ impl Stack {
     /// Takes as many bytes as there is room for, and returns their number. If it is less than were
     /// given, an event comes when there is room again.
     pub fn write(&mut self, id: Id, bytes: &[u8], now: Time) -> usize {
+        self.write_for(Need::Output, id, bytes, now)
+    }
+
+    fn write_for(&mut self, need: Need, id: Id, bytes: &[u8], now: Time) -> usize {
         let Some(index) = self.core.table.place(id) else { return 0 };
-        let is_awake = self.core.wake(index, now);
+        let is_awake = self.core.wake(index, need, now);
         let Some(Phase::Open(open)) = self.core.table.phase_mut(index) else { return 0 };
         let taken = match &mut open.endpoint {
             Some(endpoint) if is_awake && !open.is_finishing => {
@@ -264,10 +268,11 @@ impl Stack {
         let (Some(index), true) = (self.core.table.place(from), from != to) else { return 0 };
         let Some(Phase::Open(open)) = self.core.table.phase_mut(index) else { return 0 };
         let Some(mut endpoint) = open.endpoint.take() else { return 0 };
-        let mut moved = 0;
+        let (mut moved, need) = (0, open.need.forwarded());
         // They are in two pieces where the buffer ends.
         for _ in 0..2 {
-            match endpoint.read(|bytes| if bytes.is_empty() { 0 } else { self.write(to, bytes, now) }) {
+            let mut write = |bytes: &[u8]| self.write_for(need, to, bytes, now);
+            match endpoint.read(|bytes| if bytes.is_empty() { 0 } else { write(bytes) }) {
                 0 => break,
                 taken => moved += taken,
             }
@@ -286,7 +291,7 @@ impl Stack {
     /// Nothing more is written: the peer gets FIN after the last byte. Reading goes on.
     pub fn shutdown(&mut self, id: Id, now: Time) {
         let Some(index) = self.core.table.place(id) else { return };
-        self.core.wake(index, now);
+        self.core.wake(index, Need::Answer, now);
         let Some(Phase::Open(open)) = self.core.table.phase_mut(index) else { return };
         match &mut open.endpoint {
             Some(endpoint) => endpoint.finish(),
@@ -302,7 +307,7 @@ impl Stack {
         let Some(index) = self.core.table.place(id) else { return };
         let Some(Phase::Open(open)) = self.core.table.phase(index) else { return self.abort(id) };
         let has_unread = open.endpoint.as_ref().is_some_and(|endpoint| endpoint.readable() > 0);
-        if has_unread || !self.core.wake(index, now) {
+        if has_unread {
             return self.abort(id);
         }
         self.shutdown(id, now);
