@@ -75,7 +75,7 @@ impl ProxyBed {
     }
 
     /// Runs `work` where clients and servers are.
-    fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         match self.peers() {
             Some(host) => host.run(work),
             None => work(),
@@ -87,19 +87,32 @@ impl ProxyBed {
     }
 
     /// A socket that servers accept at.
-    fn listen(&self) -> TcpListener {
+    ///
+    /// # Panics
+    /// If the system refuses it.
+    #[must_use]
+    pub fn listen(&self) -> TcpListener {
         let at = (self.peer_ip(), 0);
         self.run(|| TcpListener::bind(at).unwrap())
     }
 
-    fn connect(&self, proxy: &RunningProxy) -> TcpStream {
+    /// A client.
+    ///
+    /// # Panics
+    /// If it is refused.
+    #[must_use]
+    pub fn connect(&self, proxy: &RunningProxy) -> TcpStream {
         let stream = self.run(|| TcpStream::connect(proxy.address).unwrap());
         stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         stream
     }
 
     /// Starts a proxy.
-    fn start(&self, options: Options, servers: &[SocketAddr]) -> RunningProxy {
+    ///
+    /// # Panics
+    /// If its lanes cannot be opened.
+    #[must_use]
+    pub fn start(&self, options: Options, servers: &[SocketAddr]) -> RunningProxy {
         self.start_with(StackConfig::default(), options, servers)
     }
 

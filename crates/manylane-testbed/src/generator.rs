@@ -190,7 +190,8 @@ impl LiveSender {
             let mut way: LinkTemplate = [0; size_of::<LinkTemplate>()];
             way[..4].copy_from_slice(&from.device_index(link)?.to_ne_bytes());
             way[4..6].copy_from_slice(&template.partial.to_ne_bytes());
-            way[HEADER_OFFSET..HEADER_OFFSET + template.head].copy_from_slice(&template.frame[..template.head]);
+            way[HEADER_OFFSET..HEADER_OFFSET + template.head]
+                .copy_from_slice(&template.frame[..template.head]);
             ways.set(index, way, 0).context("writing the settings of the generator")?;
         }
         Ok(LiveSender {

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use manylane::{Builder, Engine, Handle, LaneCounters, Socket};
-use manylane_test_support::wait_for;
+use manylane_test_support::{set_queues, wait_for};
 use manylane_testbed::{Host, Layout, Testbed, skip};
 use manylane_tests::Client;
 use manylane_wire::ethernet::Mac;
@@ -29,6 +29,31 @@ pub(crate) fn two_queues(name: &str) -> Option<Testbed> {
 /// Two hosts with IPv4 only, so that only the test sends.
 pub(crate) fn ipv4_layout(queues: u32) -> Layout {
     Layout { ipv6: false, queues, ..Layout::default() }
+}
+
+/// Two hosts whose devices use one queue and can have another one, for the test `name`.
+pub(crate) fn testbed_of_one_queue(name: &str) -> Option<Testbed> {
+    if !skip::need_kernel(name, (5, 15), "veth devices that use fewer queues than they have") {
+        return None;
+    }
+    let testbed = testbed(name, &ipv4_layout(2))?;
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    a.run(|| set_queues(a.device(0), 2, 1)).unwrap();
+    b.run(|| set_queues(b.device(0), 1, 2)).unwrap();
+    a.wait_for_carrier(0).unwrap();
+    b.wait_for_carrier(0).unwrap();
+    Some(testbed)
+}
+
+/// Adds the other queue. A veth device with a program needs as many receive queues as its peer has
+/// send queues, and applies the program to new ones only when it is set up the next time.
+pub(crate) fn add_queue(a: &Host, b: &Host) {
+    b.run(|| set_queues(b.device(0), 2, 2)).unwrap();
+    a.run(|| set_queues(a.device(0), 2, 2)).unwrap();
+    b.set_link(0, false).unwrap();
+    b.set_link(0, true).unwrap();
+    b.wait_for_carrier(0).unwrap();
+    a.wait_for_carrier(0).unwrap();
 }
 
 /// Opens a socket of engine `xdp` with two lanes at `addr`.

@@ -16,7 +16,7 @@ use manylane_sys::epoll::Epoll;
 use manylane_sys::packet::PacketSocket;
 use manylane_sys::sock;
 use manylane_testbed::{Host, Layout};
-use manylane_tests::tcp_peer::{self, exchange};
+use manylane_tests::tcp_peer::{self, exchange, exchange_during};
 use manylane_wire::ethernet::{Ethernet, Mac, Vlan, ether_type};
 use manylane_wire::ipv4::{self, Ipv4Header};
 use manylane_wire::packet::Packet;
@@ -344,7 +344,8 @@ fn netns_tcp_connection_ends_when_the_peer_is_unreachable() {
     assert_eq!(sum(&counters, |lane| lane.icmp_errors), 3, "{counters:#?}");
 }
 
-/// Runs a connection through something that happens to the network.
+/// Runs two connections through something that happens to the network: one that is idle then, and
+/// one with data in flight.
 fn survive(name: &str, happen: impl FnOnce(&Host, &Host)) {
     let Some(testbed) = tcp_testbed(name, &Layout { queues: 1, ..Layout::default() }) else { return };
     let (linux, host) = (testbed.host(0), testbed.host(1));
@@ -359,11 +360,12 @@ fn survive(name: &str, happen: impl FnOnce(&Host, &Host)) {
         assert_eq!(answer, *text);
     };
     ping(b"one\n");
-    happen(linux, host);
+    let busy = linux.run(|| TcpStream::connect(server).unwrap());
+    exchange_during(busy, || happen(linux, host));
     ping(b"two\n");
     exchange(stream, 3, 200_000);
     let counters = lanes.stop();
-    assert_eq!(sum(&counters, |lane| lane.stack.accepted), 1, "{counters:#?}");
+    assert_eq!(sum(&counters, |lane| lane.stack.accepted), 2, "{counters:#?}");
     assert_clean(&counters);
 }
 

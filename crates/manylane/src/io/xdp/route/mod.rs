@@ -250,8 +250,8 @@ impl Reader {
         }
         match self.prefixes.find(peer) {
             ByPrefix::Resolved(at, found) => {
-                let is_probe =
-                    found.stale && self.probed.get_mut(at).is_some_and(|probed| !std::mem::replace(probed, true));
+                let is_probe = found.stale
+                    && self.probed.get_mut(at).is_some_and(|probed| !std::mem::replace(probed, true));
                 Ok((!is_probe).then_some(found.next))
             }
             ByPrefix::Unresolved => Err(NoNextHop::Unresolved),

@@ -350,7 +350,8 @@ impl Worker {
         let epoch = (self.is_busy || self.table.len() > 0).then_some(self.next_epoch);
         let round = (now < self.next_round).then_some(self.next_round);
         let fib = self.load_fib_at.filter(|_| self.shared.uses_prefixes.load(Ordering::Acquire));
-        let next = [epoch, round, self.reload_at, fib, Some(self.next_refresh)].into_iter().flatten().min()?;
+        let next =
+            [epoch, round, self.reload_at, fib, Some(self.next_refresh)].into_iter().flatten().min()?;
         Some(next.saturating_duration_since(now))
     }
 
