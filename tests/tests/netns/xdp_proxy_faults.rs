@@ -61,6 +61,18 @@ fn netns_proxy_survives_a_new_mac_of_the_next_hop() {
     });
 }
 
+/// The kernel must not get what arrives while the lanes' addresses are not known again: it would
+/// reset connections to servers.
+#[test]
+fn netns_proxy_survives_a_device_that_is_set_down() {
+    survive(bed("netns_proxy_survives_a_device_that_is_set_down"), |linux, host| {
+        host.set_link(0, false).unwrap();
+        host.set_link(0, true).unwrap();
+        host.wait_for_carrier(0).unwrap();
+        linux.wait_for_carrier(0).unwrap();
+    });
+}
+
 #[test]
 fn netns_proxy_survives_added_queues() {
     survive(testbed_of_one_queue("netns_proxy_survives_added_queues"), add_queue);

@@ -45,12 +45,13 @@ pub(crate) fn testbed_of_one_queue(name: &str) -> Option<Testbed> {
     Some(testbed)
 }
 
-/// Adds the other queue. A veth device with a program needs as many receive queues as its peer has
-/// send queues, and applies the program to new ones only when it is set up the next time.
+/// Adds the other queue, while the link is down: a veth device applies the program to new queues
+/// only when it is set up the next time, and until then the kernel would reset connections that it
+/// does not know. It needs as many receive queues as its peer has send queues.
 pub(crate) fn add_queue(a: &Host, b: &Host) {
+    b.set_link(0, false).unwrap();
     b.run(|| set_queues(b.device(0), 2, 2)).unwrap();
     a.run(|| set_queues(a.device(0), 2, 2)).unwrap();
-    b.set_link(0, false).unwrap();
     b.set_link(0, true).unwrap();
     b.wait_for_carrier(0).unwrap();
     a.wait_for_carrier(0).unwrap();

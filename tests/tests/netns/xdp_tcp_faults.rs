@@ -92,16 +92,7 @@ fn netns_tcp_lanes_serve_added_queues() {
     let Some(testbed) = testbed_of_one_queue(name) else { return };
     let (linux, host) = (testbed.host(0), testbed.host(1));
     let server = SocketAddr::new(host.ip(0, false), PORT);
-    let counts = Arc::new(Mutex::new(Vec::new()));
-    let seen = Arc::clone(&counts);
-    let lanes = Lanes::start(
-        host,
-        |builder| _ = builder.listen(server).unwrap().lanes(1),
-        move |lane, end| {
-            echo(lane, end);
-            *seen.lock().unwrap() = lane.frame_counts();
-        },
-    );
+    let lanes = Lanes::start(host, |builder| _ = builder.listen(server).unwrap().lanes(1), echo);
     let before = connect(linux, server);
     exchange_during(connect(linux, server), || add_queue(linux, host));
     // Over both queues: the flow's hash says which.
@@ -114,9 +105,6 @@ fn netns_tcp_lanes_serve_added_queues() {
     exchange(connect(linux, server), 1, 200_000);
     let counters = lanes.stop();
     assert_eq!(counters[0].stack.accepted, 19, "{counters:#?}");
-    let counts = counts.lock().unwrap();
-    let no_lane = counts.iter().find(|(_, outcome, _)| *outcome == "no_lane");
-    assert_eq!(no_lane.map(|(.., frames)| *frames), Some(0), "{counts:?}");
 }
 
 /// Lanes that tell what they have at the moment.

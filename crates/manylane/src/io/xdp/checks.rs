@@ -69,7 +69,7 @@ pub(super) fn blocked_sources(locals: &LocalState) -> BlockedSources {
     let broadcasts = broadcasts.iter().map(|ip| IpAddr::from(*ip));
     BlockedSources {
         addresses: addresses.iter().map(|(_, ip)| *ip).chain(broadcasts).collect(),
-        down_addresses: down_addresses.clone(),
+        down_addresses: down_addresses.iter().map(|(_, ip)| *ip).collect(),
     }
 }
 
@@ -202,7 +202,7 @@ mod tests {
                 at(VRF, "10.4.0.1"),
                 at(VRF, "fd04::1"),
             ],
-            down_addresses: vec!["10.5.0.1".parse().unwrap()],
+            down_addresses: vec![(9, "10.5.0.1".parse().unwrap())],
             broadcasts: vec!["10.0.0.255".parse().unwrap()],
             masters: vec![(PART, MASTER)],
             vrfs: vec![VRF],

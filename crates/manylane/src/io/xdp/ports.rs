@@ -50,20 +50,25 @@ impl Ports {
 
     /// The keys of the map of ports of `device`; none of IPv4 if `leaves_ip4`.
     pub(super) fn keys(&self, device: u32, leaves_ip4: bool, locals: &LocalState) -> HashSet<abi::PortKey> {
-        let steered = |ip: IpAddr, only_v6| steered_addrs(ip, only_v6, device, leaves_ip4, locals);
         let mut keys = HashSet::new();
         match self {
             Ports::Udp { bound, only_v6 } => {
-                let addresses = steered(bound.ip(), *only_v6);
+                let addresses = steered_addrs(bound.ip(), *only_v6, device, leaves_ip4, locals);
                 keys.extend(addresses.iter().map(|ip| udp_key(*ip, bound.port())));
             }
             Ports::Tcp { listeners, source_blocks } => {
+                // Also while it is down: the first segments after it is up again would reach the
+                // kernel otherwise, which resets connections that it does not know.
+                let mut locals = locals.clone();
+                let down = locals.down_addresses.iter().filter(|(at, _)| *at == device);
+                locals.addresses.extend(down);
+                let steered = |ip: IpAddr| steered_addrs(ip, true, device, leaves_ip4, &locals);
                 for listener in listeners {
-                    let addresses = steered(listener.ip(), true);
+                    let addresses = steered(listener.ip());
                     keys.extend(addresses.iter().map(|ip| port_key(*ip, abi::PROTOCOL_TCP, listener.port())));
                 }
                 let any: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
-                for ip in any.into_iter().flat_map(|any| steered(any, true)) {
+                for ip in any.into_iter().flat_map(steered) {
                     keys.extend(source_blocks.iter().map(|first| block_key(ip, *first)));
                 }
             }
@@ -140,6 +145,16 @@ mod tests {
         assert_eq!(keys(&tcp(&["[::]:80"], &[])), 1);
         assert_eq!(keys(&tcp(&["10.0.0.1:80", "0.0.0.0:80"], &[])), 2);
         assert_eq!(keys(&tcp(&[], &[61_184, 61_440])), 6);
+    }
+
+    #[test]
+    fn addresses_of_a_device_that_is_down_lead_to_tcp_lanes() {
+        let at = |device, ip: &str| (device, ip.parse().unwrap());
+        let down_addresses = vec![at(ETH, "10.0.0.1"), at(ETH + 1, "10.5.0.1")];
+        let locals = LocalState { down_addresses, ..LocalState::default() };
+        assert_eq!(tcp(&["0.0.0.0:80"], &[61_184]).keys(ETH, false, &locals).len(), 2);
+        let bound = "0.0.0.0:7".parse().unwrap();
+        assert!(Ports::Udp { bound, only_v6: false }.keys(ETH, false, &locals).is_empty());
     }
 
     #[test]

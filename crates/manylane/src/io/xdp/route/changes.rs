@@ -21,7 +21,7 @@ pub(crate) struct LocalState {
     pub(crate) addresses: Vec<(u32, IpAddr)>,
     /// Addresses of devices that are down. The kernel keeps their local IPv4 routes: it delivers
     /// datagrams to them, and drops datagrams from them.
-    pub(crate) down_addresses: Vec<IpAddr>,
+    pub(crate) down_addresses: Vec<(u32, IpAddr)>,
     /// Broadcast addresses of devices that are up. The kernel removes the routes of others.
     pub(crate) broadcasts: Vec<Ipv4Addr>,
     /// Devices that are part of another one, with that one: a bridge, bond, team or VRF.

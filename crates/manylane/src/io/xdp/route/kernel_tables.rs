@@ -98,7 +98,7 @@ impl KernelTables {
         let masters = self.links.iter().filter_map(|(ifindex, link)| Some((*ifindex, link.master?)));
         LocalState {
             addresses: up.iter().map(|(at, _)| **at).collect(),
-            down_addresses: down.iter().map(|((_, ip), _)| *ip).collect(),
+            down_addresses: down.iter().map(|(at, _)| **at).collect(),
             broadcasts: up.iter().flat_map(|(_, all)| all.iter().flatten()).copied().collect(),
             masters: masters.collect(),
             vrfs: devices(&|_, link| link.vrf),

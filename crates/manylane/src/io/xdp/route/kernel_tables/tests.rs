@@ -214,7 +214,7 @@ fn only_changes_that_matter_are_reported() {
     let down = LinkUpdate { up: false, running: false, ..device() };
     assert_eq!(world.apply(KernelUpdate::Link(3, down)).changes, [up(false), Change::Addresses]);
     let locals = world.kernel.local_state();
-    assert_eq!((locals.addresses, locals.down_addresses), (vec![], vec![ip("10.0.0.1")]));
+    assert_eq!((locals.addresses, locals.down_addresses), (vec![], vec![(3, ip("10.0.0.1"))]));
     world.apply(KernelUpdate::Link(3, device()));
     let locals = world.kernel.local_state();
     assert_eq!((locals.addresses, locals.down_addresses), (vec![(3, ip("10.0.0.1"))], vec![]));

@@ -12,7 +12,7 @@ fn short(reader: &mut Reader, peer: &str) -> std::result::Result<NextHop, NoNext
 
 #[track_caller]
 fn expect(reader: &mut Reader, peer: &str, expected: std::result::Result<NextHop, NoNextHop>) {
-    wait_for(&format!("{expected:?} to {peer}"), || short(reader, peer), |next| *next == expected);
+    _ = wait_for(&format!("{expected:?} to {peer}"), || short(reader, peer), |next| *next == expected);
 }
 
 #[test]
