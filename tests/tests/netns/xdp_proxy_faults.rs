@@ -18,10 +18,11 @@ use manylane_wire::ipv4::{self, Ipv4Header};
 use manylane_wire::packet::Packet;
 use manylane_wire::tcp::{self, Flags, Tcp, TcpHeader};
 
-use crate::xdp_support::{add_queue, testbed, testbed_of_one_queue};
+use crate::xdp_support::{add_queue, testbed_of_one_queue};
+use crate::xdp_tcp_support::{tcp_testbed, without_segmentation};
 
 fn bed(name: &str) -> Option<Testbed> {
-    testbed(name, &Layout { queues: 1, ipv6: false, ..Layout::default() })
+    tcp_testbed(name, &Layout { queues: 1, ipv6: false, ..Layout::default() })
 }
 
 /// Runs a connection with data in flight, on both sides of the proxy, through something that
@@ -75,7 +76,8 @@ fn netns_proxy_survives_a_device_that_is_set_down() {
 
 #[test]
 fn netns_proxy_survives_added_queues() {
-    survive(testbed_of_one_queue("netns_proxy_survives_added_queues"), add_queue);
+    let testbed = testbed_of_one_queue("netns_proxy_survives_added_queues");
+    survive(testbed.map(without_segmentation), add_queue);
 }
 
 /// One end of a connection to the proxy, as a third host on the link sees it.

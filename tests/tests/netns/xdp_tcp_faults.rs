@@ -14,8 +14,8 @@ use manylane_tests::TEST_TIMEOUT;
 use manylane_tests::tcp_peer::{exchange, exchange_during, pattern};
 
 use crate::faults_support::{Child, Signal, is_child, report};
-use crate::xdp_support::{add_queue, programs, testbed, testbed_of_one_queue};
-use crate::xdp_tcp_support::{Lanes, TICK, echo, echo_until};
+use crate::xdp_support::{add_queue, programs, testbed_of_one_queue};
+use crate::xdp_tcp_support::{Lanes, TICK, echo, echo_until, tcp_testbed, without_segmentation};
 
 const PORT: u16 = 4281;
 
@@ -41,7 +41,7 @@ fn child_serves_tcp() {
 #[test]
 fn netns_tcp_lanes_that_are_killed_leave_nothing() {
     let name = "netns_tcp_lanes_that_are_killed_leave_nothing";
-    let Some(testbed) = testbed(name, &Layout { queues: 1, ..Layout::default() }) else { return };
+    let Some(testbed) = tcp_testbed(name, &Layout { queues: 1, ..Layout::default() }) else { return };
     let (linux, host) = (testbed.host(0), testbed.host(1));
     let server = SocketAddr::new(host.ip(0, false), PORT);
     let child = Child::start_in(host, "child_serves_tcp");
@@ -89,7 +89,7 @@ fn netns_tcp_lanes_that_are_killed_leave_nothing() {
 #[test]
 fn netns_tcp_lanes_serve_added_queues() {
     let name = "netns_tcp_lanes_serve_added_queues";
-    let Some(testbed) = testbed_of_one_queue(name) else { return };
+    let Some(testbed) = testbed_of_one_queue(name).map(without_segmentation) else { return };
     let (linux, host) = (testbed.host(0), testbed.host(1));
     let server = SocketAddr::new(host.ip(0, false), PORT);
     let lanes = Lanes::start(host, |builder| _ = builder.listen(server).unwrap().lanes(1), echo);
@@ -125,7 +125,7 @@ fn netns_tcp_trickling_connections_give_their_buffers_back() {
     const CONNECTIONS: usize = 2000;
     const ROUNDS: u8 = 3;
     let name = "netns_tcp_trickling_connections_give_their_buffers_back";
-    let Some(testbed) = testbed(name, &Layout { queues: 1, ..Layout::default() }) else { return };
+    let Some(testbed) = tcp_testbed(name, &Layout { queues: 1, ..Layout::default() }) else { return };
     let (linux, host) = (testbed.host(0), testbed.host(1));
     let server = SocketAddr::new(host.ip(0, false), PORT);
     let levels = Arc::default();

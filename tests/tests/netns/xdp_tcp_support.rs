@@ -9,23 +9,23 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use manylane::tcp::{Id, TcpBuilder, TcpCounters, TcpLane, What};
-use manylane_testbed::{Host, Layout, Testbed};
+use manylane_testbed::{Host, Layout, Testbed, skip};
 use manylane_tests::tcp_peer::pattern;
-
-use crate::xdp_support::testbed;
 
 /// Longest time after which a lane looks whether it is to end.
 pub(crate) const TICK: Duration = Duration::from_millis(20);
 
-/// The hosts of a layout, whose kernels send frames one by one, as long as those of a wire.
+/// Two hosts, whose kernels send frames one by one, as long as those of a wire.
 pub(crate) fn tcp_testbed(name: &str, layout: &Layout) -> Option<Testbed> {
-    let testbed = testbed(name, layout)?;
-    for (link, (a, b)) in layout.links.iter().enumerate() {
-        for host in [a, b] {
-            testbed.host(*host).set_segmentation(link, false).unwrap();
-        }
+    skip::need_root(name).then(|| without_segmentation(Testbed::new(layout).unwrap()))
+}
+
+/// Makes the kernels of two hosts send so.
+pub(crate) fn without_segmentation(testbed: Testbed) -> Testbed {
+    for host in [0, 1] {
+        testbed.host(host).set_segmentation(0, false).unwrap();
     }
-    Some(testbed)
+    testbed
 }
 
 /// Lanes that serve until they are stopped.
