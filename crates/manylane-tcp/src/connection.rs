@@ -157,3 +157,16 @@ impl Phase {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_need_has_buffers_that_the_ones_before_it_cannot_take() {
+        let shares = |max| [Need::Input, Need::Output, Need::Answer].map(|need| need.share(max));
+        assert_eq!([1, 2, 3, 4, 6].map(shares), [[1, 1, 1], [1, 2, 2], [1, 2, 3], [2, 3, 4], [2, 4, 6]]);
+        assert_eq!(Need::Input.forwarded(), Need::Output);
+        assert_eq!(Need::Output.forwarded().forwarded(), Need::Answer);
+    }
+}

@@ -29,8 +29,6 @@ use crate::link::{DeviceCounters, device_counters};
 /// Number of frames that the kernel prepares at a time before the other end of the link receives
 /// them: as many as one poll takes (NAPI_POLL_WEIGHT).
 const BATCH: u32 = 64;
-/// Bytes that fit one page beside the kernel's own data, on every kernel so far.
-const PACKET_LEN_MAX: usize = 3300;
 /// Interval at which a run is checked from outside, and so the latency of a stop.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Maximum time of frames on the link after the last one was generated, and the minimum number of

@@ -84,8 +84,8 @@ fn netns_tcp_lanes_that_are_killed_leave_nothing() {
     assert_eq!(lanes.stop()[0].stack.accepted, 1);
 }
 
-/// Queues that are added while lanes serve: a lane gets them, and connections live on. Queues in use
-/// cannot be removed.
+/// Queues that are added while lanes serve: a lane gets them, and connections live on. Queues in
+/// use cannot be removed.
 #[test]
 fn netns_tcp_lanes_serve_added_queues() {
     let name = "netns_tcp_lanes_serve_added_queues";
@@ -153,5 +153,8 @@ fn netns_tcp_trickling_connections_give_their_buffers_back() {
     drop(streams);
     wait_for("no connections", now, |levels| levels.connections == 0);
     let counters = lanes.stop().remove(0).stack;
-    assert_eq!((counters.accepted, counters.resets_sent), (CONNECTIONS as u64 + 1, 0), "{counters:#?}");
+    assert_eq!(counters.accepted, CONNECTIONS as u64 + 1, "{counters:#?}");
+    // Unless the lane was held up, sent something again, and got the answer when the connection
+    // was over.
+    assert!(counters.resets_sent <= 2 * counters.retransmitted, "{counters:#?}");
 }

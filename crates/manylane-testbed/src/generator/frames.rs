@@ -10,8 +10,10 @@ use manylane_wire::frame::UdpFrame;
 use manylane_wire::ipv4::{self, Ipv4Header};
 use manylane_wire::tcp::{self, Flags, Options, TcpHeader};
 
-use super::PACKET_LEN_MAX;
 use crate::host::Host;
+
+/// Bytes that fit one page beside the kernel's own data, on every kernel so far.
+const PACKET_LEN_MAX: usize = 3300;
 
 /// A frame as the program gets it, with what it fills in blank.
 pub(super) struct Template {

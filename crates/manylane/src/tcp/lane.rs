@@ -45,8 +45,8 @@ pub struct TcpCounters {
     pub sent_by_kernel: u64,
     /// Packets that neither the device nor the kernel took. They are sent again.
     pub unsent: u64,
-    /// Answers to SYNs, and resets, that were dropped: the kernel would have had to resolve too many
-    /// neighbours, as in a flood from addresses on the link.
+    /// Answers to SYNs, and resets, that were dropped: the kernel would have had to resolve too
+    /// many neighbours, as in a flood from addresses on the link.
     pub unresolved: u64,
     /// Packets of other lanes' connections, handed over.
     pub handed_over: u64,

@@ -113,6 +113,8 @@ fn parse_route(message: &[u8]) -> Option<(u32, PrefixRoute)> {
     const RTA_GATEWAY: u16 = 5;
     const RTA_PRIORITY: u16 = 6;
     const RTA_PREFSRC: u16 = 7;
+    const RTA_METRICS: u16 = 8;
+    const RTAX_MTU: u16 = 2;
     const RTA_CACHEINFO: u16 = 12;
     const RTA_TABLE: u16 = 15;
     const RTA_PREF: u16 = 20;
@@ -129,7 +131,9 @@ fn parse_route(message: &[u8]) -> Option<(u32, PrefixRoute)> {
             RTA_GATEWAY => gateway = Some(parse_ip(value).ok()?),
             RTA_TABLE => table = u32_at(value, 0)?,
             RTA_PRIORITY | RTA_PREFSRC | RTA_CACHEINFO | RTA_PREF => {}
-            // Several next hops, their own MTU, encapsulation, and what is not known yet.
+            // Of metrics, such as a hop limit, the MTU alone matters to a lane.
+            RTA_METRICS => is_plain &= AttrReader::new(value).find(RTAX_MTU).is_none(),
+            // Several next hops, encapsulation, and what is not known yet.
             _ => is_plain = false,
         }
     }
@@ -204,11 +208,14 @@ mod tests {
 
     #[test]
     fn the_kernel_is_asked_for_all_others() {
-        // Multipath, metrics, encapsulation, a next hop of the other family, and a new attribute.
-        for kind in [9, 8, 22, 18, 99] {
-            let routes = [route(254, [10, 9, 0, 0], 16, via(3, None).bytes(kind, &[0; 8]))];
-            assert_eq!(read(&routes), [(prefix([10, 9, 0, 0], 16), None)], "attribute {kind}");
+        // Multipath, encapsulation, a next hop of the other family, a new attribute, and an MTU.
+        let attrs = [9, 22, 18, 99].map(|kind| via(3, None).bytes(kind, &[0; 8]));
+        for attrs in attrs.into_iter().chain([via(3, None).nest(8, &Attrs::default().u32(2, 500))]) {
+            let routes = [route(254, [10, 9, 0, 0], 16, attrs.clone())];
+            assert_eq!(read(&routes), [(prefix([10, 9, 0, 0], 16), None)], "{attrs:?}");
         }
+        let hop_limit = via(3, None).nest(8, &Attrs::default().u32(10, 64));
+        assert_eq!(read(&[route(254, [10, 9, 0, 0], 16, hop_limit)])[0].1, Some((3, None)));
         // Two with one prefix; a type of service, a blackhole, a link that is down.
         let two = [3, 4].map(|device| route(254, [10, 9, 0, 0], 16, via(device, None).u32(6, device)));
         assert_eq!(read(&two), [(prefix([10, 9, 0, 0], 16), None); 2]);

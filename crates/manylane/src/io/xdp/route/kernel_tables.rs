@@ -8,7 +8,6 @@ use manylane_sys::device::LOOPBACK_IFINDEX;
 
 use super::changes::{Change, LocalState};
 use super::netlink::RouteQuery;
-use super::prefixes::Resolved;
 use super::rtnetlink::{KernelUpdate, LinkUpdate, LocalAddr, Neighbour, Route};
 use super::table::{Entry, NeighbourKey, Writer};
 
@@ -72,6 +71,15 @@ fn link_change(ifindex: u32, before: Option<&Link>, now: Option<&Link>) -> Optio
 struct NeighbourEntry {
     neighbour: Neighbour,
     used: bool,
+}
+
+/// A neighbour that the kernel has resolved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Resolved {
+    pub(super) key: NeighbourKey,
+    pub(super) next: NextHop,
+    /// The kernel has not heard of it for a while.
+    pub(super) stale: bool,
 }
 
 /// The tables of one namespace.

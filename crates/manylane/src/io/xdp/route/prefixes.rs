@@ -12,22 +12,13 @@ use std::net::IpAddr;
 use manylane_ipc::next_hops::{NextHop, addr_bits};
 
 use super::fib::{Fib, PrefixRoute};
-use super::kernel_tables::KernelTables;
+use super::kernel_tables::{KernelTables, Resolved};
 use super::table::NeighbourKey;
 
 /// Longest packet that goes by a prefix: every host has to take it (RFC 791, section 3.1).
 pub(super) const SHORT_LEN_MAX: usize = 576;
 /// Neighbours at most; of more, only gateways.
 const NEIGHBOURS_MAX: usize = 1024;
-
-/// A neighbour that the kernel has resolved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Resolved {
-    pub(super) key: NeighbourKey,
-    pub(super) next: NextHop,
-    /// The kernel has not heard of it for a while.
-    pub(super) stale: bool,
-}
 
 /// What the prefixes say of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
