@@ -9,7 +9,7 @@
 
 use std::net::IpAddr;
 
-use manylane_ipc::next_hops::{NextHop, addr_bits};
+use manylane_ipc::next_hops::addr_bits;
 
 use super::fib::{Fib, PrefixRoute};
 use super::kernel_tables::{KernelTables, Resolved};
