@@ -6,9 +6,11 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use manylane::tcp::{StackConfig, TcpBuilder};
+use manylane::tcp::TcpBuilder;
 use manylane_proxy::lane::{ProxyLane, Result};
-use manylane_proxy::{Balance, Counters, KernelLane, LaneCounters, Options, Proxy, ProxyHeader, Shared};
+use manylane_proxy::{
+    Balance, Counters, KernelLane, LaneCounters, Options, Proxy, ProxyHeader, Shared, StackStats,
+};
 use manylane_test_support::wait_for;
 use manylane_testbed::{Host, Testbed};
 
@@ -30,6 +32,7 @@ pub struct RunningProxy {
     /// What its lanes share.
     pub shared: Arc<Shared>,
     counters: Vec<Arc<LaneCounters>>,
+    stacks: Vec<Arc<StackStats>>,
     threads: Vec<JoinHandle<Result<()>>>,
 }
 
@@ -40,6 +43,12 @@ impl RunningProxy {
         let mut total = Counters::default();
         self.counters.iter().for_each(|lane| total.add(&lane.snapshot()));
         total
+    }
+
+    /// The values that each lane's stack has published for this name.
+    fn stack_stats(&self, name: &str) -> Vec<u64> {
+        let of_lane = |stack: &Arc<StackStats>| stack.iter().find(|stat| stat.name == name).unwrap().value;
+        self.stacks.iter().map(of_lane).collect()
     }
 
     /// Stops it and waits for the end; each connection is counted once.
@@ -113,16 +122,18 @@ impl ProxyBed {
     /// If its lanes cannot be opened.
     #[must_use]
     pub fn start(&self, options: Options, servers: &[SocketAddr]) -> RunningProxy {
-        self.start_with(StackConfig::default(), options, servers)
+        self.start_within(1 << 30, options, servers)
     }
 
-    /// Starts a proxy whose TCP lanes have these settings.
-    fn start_with(&self, stack: StackConfig, options: Options, servers: &[SocketAddr]) -> RunningProxy {
+    /// Starts a proxy that buffers so many bytes at most.
+    fn start_within(&self, memory: usize, options: Options, servers: &[SocketAddr]) -> RunningProxy {
         match self {
             ProxyBed::Loopback => {
-                let lane = KernelLane::open(&[(Ipv4Addr::LOCALHOST, 0).into()]).unwrap();
+                let mut lane = KernelLane::open(&[(Ipv4Addr::LOCALHOST, 0).into()]).unwrap();
                 let address = lane.listeners()[0];
-                let more = KernelLane::open(&[address]).unwrap();
+                let mut more = KernelLane::open(&[address]).unwrap();
+                lane.limit_memory(memory / 2);
+                more.limit_memory(memory / 2);
                 start(None, vec![lane, more], address, options, servers)
             }
             ProxyBed::Netns(testbed) => {
@@ -130,7 +141,8 @@ impl ProxyBed {
                 let lanes = host.run(|| {
                     let mut builder = TcpBuilder::new();
                     let at = SocketAddr::new(host.ip(0, false), 0);
-                    builder.listen(at).unwrap().source_ports(61_184..=65_535).stack(stack).open().unwrap()
+                    builder.listen(at).unwrap().source_ports(61_184..=65_535);
+                    builder.buffer_memory(memory).open().unwrap()
                 });
                 let address = lanes[0].listeners()[0];
                 start(Some(host), lanes, address, options, servers)
@@ -148,8 +160,10 @@ fn start<L: ProxyLane + Send + 'static>(
 ) -> RunningProxy {
     let shared = Shared::new(options, servers);
     let counters: Vec<Arc<LaneCounters>> = lanes.iter().map(|_| Arc::default()).collect();
+    let mut stacks = Vec::new();
     let run = |(lane, counters): (L, &Arc<LaneCounters>)| {
         let mut proxy = Proxy::new(lane, Arc::clone(&shared), Arc::clone(counters));
+        stacks.push(proxy.stack_stats());
         let run = move || proxy.run();
         // Lanes ask for routes in the namespace of their thread.
         match host {
@@ -158,7 +172,7 @@ fn start<L: ProxyLane + Send + 'static>(
         }
     };
     let threads = lanes.into_iter().zip(&counters).map(run).collect();
-    RunningProxy { address, shared, counters, threads }
+    RunningProxy { address, shared, counters, stacks, threads }
 }
 
 /// Fails as a connection that was reset.
@@ -315,6 +329,63 @@ pub fn clients_that_do_not_read_stop_their_servers(bed: &ProxyBed) {
     assert_eq!(proxy.stop().bytes_to_clients, sent as u64);
 }
 
+/// Clients that do not read take no more memory than the proxy may buffer. Meanwhile another one is
+/// served, and no byte is lost.
+pub fn memory_is_bounded(bed: &ProxyBed) {
+    const STALLED: usize = 6;
+    const LENGTH: usize = 24 << 20;
+    // Kernel sockets: less than what those that stall would fill. TCP lanes: enough for the pairs of
+    // buffers of all sessions on one of two lanes.
+    let memory = match bed {
+        ProxyBed::Loopback => 2 * (128 << 10),
+        ProxyBed::Netns(_) => 2 * 2 * (STALLED + 1) * (128 << 10),
+    };
+    let listener = bed.listen();
+    let proxy = bed.start_within(memory, Options::default(), &[listener.local_addr().unwrap()]);
+    let sessions: Vec<_> =
+        (0..STALLED).map(|_| (bed.connect(&proxy), listener.accept().unwrap().0)).collect();
+    thread::scope(|scope| {
+        let (clients, servers): (Vec<_>, Vec<_>) = sessions.into_iter().unzip();
+        for mut server in servers {
+            scope.spawn(move || server.write_all(&pattern(1, LENGTH)).unwrap());
+        }
+        let moved = || proxy.counters().bytes_to_clients;
+        let mut before = 0;
+        let is_stalled = || std::mem::replace(&mut before, moved()) == before && before > 0;
+        wait_for(
+            "stalled sessions",
+            || (thread::sleep(Duration::from_millis(300)), is_stalled()).1,
+            |is| *is,
+        );
+        let echo = echo(listener, 1);
+        exchange(bed.connect(&proxy), 1, 1 << 20);
+        echo.join().unwrap();
+        let (used, max) = (proxy.stack_stats("memory_used_bytes"), proxy.stack_stats("memory_max_bytes"));
+        assert!(used.iter().zip(&max).all(|(used, max)| used <= max), "{used:?} of {max:?}");
+        assert!(
+            used.iter().sum::<u64>() > 0 && max.iter().sum::<u64>() <= memory as u64,
+            "{used:?} of {max:?}"
+        );
+        if matches!(bed, ProxyBed::Loopback) {
+            assert!(proxy.stack_stats("memory_full").iter().sum::<u64>() > 0, "{used:?} of {max:?}");
+        }
+        for mut client in clients {
+            scope.spawn(move || {
+                let mut bytes = Vec::new();
+                client.read_to_end(&mut bytes).unwrap();
+                assert!(bytes == pattern(1, LENGTH));
+            });
+        }
+    });
+    wait_for(
+        "memory that is free again",
+        || proxy.stack_stats("memory_used_bytes"),
+        |used| used.iter().sum::<u64>() == 0,
+    );
+    let total = proxy.stop();
+    assert_eq!(total.bytes_to_clients, (STALLED * LENGTH + (1 << 20)) as u64, "{total:#?}");
+}
+
 /// Idle connections are cut, those with bytes are not.
 pub fn idle_connections_are_reset(bed: &ProxyBed) {
     let listener = bed.listen();
@@ -433,8 +504,9 @@ pub fn more_connections_than_buffers_take_turns(bed: &ProxyBed) {
     const CONNECTIONS: usize = 12;
     const LENGTH: usize = 20_000;
     let listener = bed.listen();
-    let stack = StackConfig { buffers_max: 6, ..StackConfig::default() };
-    let proxy = bed.start_with(stack, Options::default(), &[listener.local_addr().unwrap()]);
+    // Each session wants two pairs of buffers.
+    let memory = CONNECTIONS * (128 << 10);
+    let proxy = bed.start_within(memory, Options::default(), &[listener.local_addr().unwrap()]);
     let server = echo(listener, CONNECTIONS);
     let streams: Vec<_> = (0..CONNECTIONS).map(|_| bed.connect(&proxy)).collect();
     thread::scope(|scope| {
@@ -505,6 +577,7 @@ macro_rules! proxy_suite {
             half_closed_connections_go_on
             resets_are_passed_on
             clients_that_do_not_read_stop_their_servers
+            memory_is_bounded
             idle_connections_are_reset
             connections_are_limited
             servers_learn_the_address_of_the_client

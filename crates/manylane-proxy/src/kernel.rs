@@ -3,10 +3,12 @@
 //!
 //! Bytes that are moved go through one buffer of the lane. What the other socket does not take is
 //! kept with it, at most one such buffer for each connection, and nothing more is read meanwhile.
+//! If all that is kept could exceed the lane's limit, bytes are peeked at, and only those leave the
+//! kernel that the other socket has taken. Connections whose peers read go on.
 
 use std::collections::VecDeque;
-use std::io::{self, Read as _, Write as _};
-use std::net::{Shutdown, SocketAddr};
+use std::io::{self, Read as _};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use manylane::tcp::{Event, Id, Reason, Time, What};
@@ -14,7 +16,9 @@ use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
+use crate::kernel_connection::{Connection, reason_of, write};
 use crate::lane::{ProxyLane, Result};
+use crate::stats::Stat;
 
 /// Bytes that are moved at a time.
 const BUFFER_LEN: usize = 64 << 10;
@@ -26,24 +30,6 @@ const BACKLOG: i32 = 4096;
 const ACCEPT_BATCH: usize = 64;
 /// How long a lane that is out of descriptors waits until it accepts again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// A connection.
-#[derive(Debug)]
-struct Connection {
-    stream: TcpStream,
-    is_connecting: bool,
-    /// The peer has sent its last byte.
-    is_at_end: bool,
-    /// The end was told: the next reads go up to it.
-    is_read_closed: bool,
-    /// A read found nothing more.
-    is_drained: bool,
-    /// Bytes that the socket did not take.
-    pending: Vec<u8>,
-    /// To be shut down, or closed, once they are written.
-    shuts_down: bool,
-    closes: bool,
-}
 
 /// What epoll tells of a descriptor.
 #[derive(Clone, Copy, Debug)]
@@ -72,6 +58,11 @@ pub struct KernelLane {
     /// Of the current wait.
     noticed: Vec<Noticed>,
     buffer: Box<[u8]>,
+    /// Memory of what sockets did not take, of all connections.
+    pending_len: usize,
+    pending_max: usize,
+    /// Times that bytes were left in a socket because of that limit.
+    memory_full: u64,
     start: Instant,
     now: Time,
     /// There may be connections to accept: at this listener.
@@ -114,10 +105,19 @@ impl KernelLane {
             events: VecDeque::new(),
             noticed: Vec::with_capacity(EVENTS_MAX),
             buffer: vec![0; BUFFER_LEN].into(),
+            pending_len: 0,
+            pending_max: usize::MAX,
+            memory_full: 0,
             start: Instant::now(),
             now: Time(0),
             paused_until: None,
         })
+    }
+
+    /// Limits the memory of bytes that sockets do not take. The buffer through which all bytes go is
+    /// not among it.
+    pub fn limit_memory(&mut self, bytes: usize) {
+        self.pending_max = bytes;
     }
 
     /// The addresses that it listens at.
@@ -142,16 +142,7 @@ impl KernelLane {
             return Err(err);
         }
         let slot = &mut self.slots[index as usize];
-        slot.connection = Some(Connection {
-            stream,
-            is_connecting,
-            is_at_end: false,
-            is_read_closed: false,
-            is_drained: false,
-            pending: Vec::new(),
-            shuts_down: false,
-            closes: false,
-        });
+        slot.connection = Some(Connection::new(stream, is_connecting));
         Ok(Id::new(index, slot.generation))
     }
 
@@ -173,6 +164,7 @@ impl KernelLane {
         let Some(slot) = self.slots.get_mut(index) else { return };
         let Some(mut connection) = slot.connection.take() else { return };
         slot.generation = slot.generation.wrapping_add(1);
+        self.pending_len -= connection.pending.capacity();
         // Closing it does the same.
         _ = self.poll.registry().deregister(&mut connection.stream);
         self.free.push(index as u32);
@@ -184,6 +176,60 @@ impl KernelLane {
         if !is_closing {
             self.events.push_back(Event { id, what: What::Closed(reason) });
         }
+    }
+
+    /// Writes what is pending for a connection. True if nothing is left.
+    fn flush(&mut self, index: usize) -> io::Result<bool> {
+        let Some(connection) = self.slots.get_mut(index).and_then(|slot| slot.connection.as_mut()) else {
+            return Ok(true);
+        };
+        let before = connection.pending.capacity();
+        let flushed = connection.flush();
+        self.pending_len -= before - connection.pending.capacity();
+        flushed
+    }
+
+    /// Moves bytes once. Returns their number, and true if there is no more to be moved for now.
+    /// An error says which connection has failed.
+    fn forward_once(
+        &mut self,
+        from: Id,
+        to: Id,
+        buffer: &mut [u8],
+    ) -> std::result::Result<(usize, bool), (Id, io::Error)> {
+        let may_keep = self.pending_max.saturating_sub(self.pending_len) >= buffer.len();
+        let Some(source) = self.connection(from).filter(|from| !from.is_drained && !from.is_at_end) else {
+            return Ok((0, true));
+        };
+        let read = if may_keep { source.stream.read(buffer) } else { source.stream.peek(buffer) };
+        let read = match read {
+            Ok(0) => {
+                source.is_at_end = true;
+                return Ok((0, true));
+            }
+            Ok(read) => read,
+            Err(err) if err.kind() == io::ErrorKind::WouldBlock => return Ok((0, true)),
+            Err(err) if err.kind() == io::ErrorKind::Interrupted => return Ok((0, false)),
+            Err(err) => return Err((from, err)),
+        };
+        // A short read has emptied the socket, and what comes later is told (epoll(7)).
+        let is_drained = read < buffer.len() && !source.is_read_closed;
+        let Some(target) = self.connection(to) else { return Ok((0, true)) };
+        let written = write(&mut target.stream, &buffer[..read]).map_err(|err| (to, err))?;
+        let is_whole = written == read;
+        if may_keep {
+            target.pending = buffer[written..read].to_vec();
+            self.pending_len += target.pending.capacity();
+        } else if !is_whole {
+            self.memory_full += 1;
+        }
+        if let Some(source) = self.connection(from) {
+            source.is_drained = is_drained && (may_keep || is_whole);
+            if !may_keep {
+                source.discard(&mut buffer[..written]).map_err(|err| (from, err))?;
+            }
+        }
+        Ok(if may_keep { (read, is_drained) } else { (written, is_drained || !is_whole) })
     }
 
     /// Takes the connections that wait.
@@ -231,8 +277,9 @@ impl KernelLane {
         }
         let Some(connection) = self.slots[index].connection.as_mut() else { return };
         if is_writable && (!connection.pending.is_empty() || connection.shuts_down || connection.closes) {
-            match flush(connection) {
-                Ok(true) if connection.closes => return self.remove(index),
+            let closes = connection.closes;
+            match self.flush(index) {
+                Ok(true) if closes => return self.remove(index),
                 Ok(_) => {}
                 Err(err) => return self.fail(id, reason_of(&err)),
             }
@@ -247,33 +294,6 @@ impl KernelLane {
         if may_write {
             self.events.push_back(Event { id, what: What::Writable });
         }
-    }
-}
-
-/// Writes what is pending. True if nothing is left.
-fn flush(connection: &mut Connection) -> io::Result<bool> {
-    while !connection.pending.is_empty() {
-        match connection.stream.write(&connection.pending) {
-            Ok(written) => {
-                connection.pending.drain(..written);
-            }
-            Err(err) if err.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-            Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
-            Err(err) => return Err(err),
-        }
-    }
-    if std::mem::take(&mut connection.shuts_down) {
-        connection.stream.shutdown(Shutdown::Write)?;
-    }
-    Ok(true)
-}
-
-fn reason_of(err: &io::Error) -> Reason {
-    match err.kind() {
-        io::ErrorKind::ConnectionRefused => Reason::Refused,
-        io::ErrorKind::TimedOut => Reason::TimedOut,
-        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => Reason::Unreachable,
-        _ => Reason::Reset,
     }
 }
 
@@ -337,45 +357,19 @@ impl ProxyLane for KernelLane {
                 return moved;
             }
             let mut buffer = std::mem::take(&mut self.buffer);
-            let read = match self.connection(from) {
-                Some(from) if !from.is_drained && !from.is_at_end => from.stream.read(&mut buffer),
-                _ => Err(io::ErrorKind::WouldBlock.into()),
-            };
-            let mut failed = None;
-            let mut is_over = false;
-            match read {
-                Ok(0) => {
-                    is_over = true;
-                    self.connection(from).into_iter().for_each(|from| from.is_at_end = true);
-                }
-                Ok(read) => {
-                    moved += read;
-                    // A short read has emptied the socket, and what comes later is told (epoll(7)).
-                    if read < buffer.len()
-                        && let Some(from) = self.connection(from).filter(|from| !from.is_read_closed)
-                    {
-                        is_over = true;
-                        from.is_drained = true;
-                    }
-                    if let Some(to_connection) = self.connection(to) {
-                        let written = write(&mut to_connection.stream, &buffer[..read]);
-                        match written {
-                            Ok(written) => to_connection.pending.extend_from_slice(&buffer[written..read]),
-                            Err(err) => failed = Some((to, err)),
-                        }
-                    }
-                }
-                Err(err) if err.kind() == io::ErrorKind::WouldBlock => is_over = true,
-                Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
-                Err(err) => failed = Some((from, err)),
-            }
+            let step = self.forward_once(from, to, &mut buffer);
             self.buffer = buffer;
-            if let Some((id, err)) = failed {
-                self.fail(id, reason_of(&err));
-                return moved;
-            }
-            if is_over {
-                return moved;
+            match step {
+                Ok((bytes, is_over)) => {
+                    moved += bytes;
+                    if is_over {
+                        return moved;
+                    }
+                }
+                Err((id, err)) => {
+                    self.fail(id, reason_of(&err));
+                    return moved;
+                }
             }
         }
     }
@@ -400,7 +394,7 @@ impl ProxyLane for KernelLane {
     fn shutdown(&mut self, id: Id) {
         let Some(connection) = self.connection(id) else { return };
         connection.shuts_down = true;
-        if let Err(err) = flush(connection) {
+        if let Err(err) = self.flush(id.index()) {
             self.fail(id, reason_of(&err));
         }
     }
@@ -434,18 +428,11 @@ impl ProxyLane for KernelLane {
     fn now(&self) -> Time {
         self.now
     }
-}
 
-/// Writes what the socket takes.
-fn write(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<usize> {
-    let mut done = 0;
-    while done < bytes.len() {
-        match stream.write(&bytes[done..]) {
-            Ok(written) => done += written,
-            Err(err) if err.kind() == io::ErrorKind::WouldBlock => break,
-            Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
-            Err(err) => return Err(err),
-        }
+    fn stats(&self, put: &mut dyn FnMut(Stat)) {
+        put(Stat::count("memory_full", self.memory_full));
+        put(Stat::level("connections", self.slots.len() - self.free.len()));
+        put(Stat::level("memory_used_bytes", self.pending_len));
+        put(Stat::level("memory_max_bytes", self.pending_max));
     }
-    Ok(done)
 }

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use manylane::tcp::{Event, Id, TcpLane, Time};
 
+use crate::stats::Stat;
+
 /// The result of a call of a lane.
 pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -42,6 +44,9 @@ pub trait ProxyLane {
     fn stop_listening(&mut self);
     /// The time of the last wait.
     fn now(&self) -> Time;
+    /// Hands over what is counted under the lane: always the same names in the same order. On every
+    /// stack, `memory_used_bytes` and `memory_max_bytes` are those of payload that is buffered.
+    fn stats(&self, put: &mut dyn FnMut(Stat));
 }
 
 impl ProxyLane for TcpLane {
@@ -92,5 +97,33 @@ impl ProxyLane for TcpLane {
 
     fn now(&self) -> Time {
         TcpLane::now(self)
+    }
+
+    fn stats(&self, put: &mut dyn FnMut(Stat)) {
+        let counters = self.counters();
+        counters.stack.iter().for_each(|(name, value)| put(Stat::count(name, value)));
+        for (name, value) in [
+            ("malformed", counters.malformed),
+            ("sent_by_kernel", counters.sent_by_kernel),
+            ("unsent", counters.unsent),
+            ("handed_over", counters.handed_over),
+            ("handover_full", counters.handover_full),
+            ("icmp_errors", counters.icmp_errors),
+            ("xsk_dropped", counters.xsk_dropped),
+        ] {
+            put(Stat::count(name, value));
+        }
+        let levels = self.levels();
+        for (name, value) in [
+            ("connections", levels.connections),
+            ("backlog", levels.backlog),
+            ("time_wait", levels.time_wait),
+            ("buffers_used", levels.buffers_used),
+            ("buffers", levels.buffers),
+            ("memory_used_bytes", levels.buffers_used * levels.buffers_len),
+            ("memory_max_bytes", levels.buffers_max.saturating_mul(levels.buffers_len)),
+        ] {
+            put(Stat::level(name, value));
+        }
     }
 }

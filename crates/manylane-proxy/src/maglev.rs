@@ -137,6 +137,29 @@ mod tests {
         assert!(moved.count() < 10_000 / 5, "clients of other servers were moved");
     }
 
+    /// Permille of the places of servers that stay which get another server, when one of `count` is
+    /// removed: the largest of all choices.
+    fn moved_permille(count: u8) -> usize {
+        let all = Maglev::new(servers(count).into_iter());
+        let moved = |gone: usize| {
+            let left = Maglev::new(servers(count).into_iter().filter(|(at, _)| *at != gone));
+            let pairs = all.places.iter().zip(&left.places);
+            let stayed = pairs.filter(|(before, _)| usize::from(**before) != gone);
+            let (same, other): (Vec<_>, Vec<_>) = stayed.partition(|(before, after)| before == after);
+            (other.len() * 1000).div_ceil(same.len() + other.len())
+        };
+        (0..count.into()).map(moved).max().unwrap()
+    }
+
+    /// The numbers of docs/proxy-growing.md. A server that comes is the same change backwards.
+    #[test]
+    fn the_documented_share_of_clients_moves() {
+        for (count, permille) in [(3, 0), (10, 0), (50, 0)] {
+            let moved = moved_permille(count);
+            assert!(moved <= permille, "{moved} of 1000 places of other servers, {count} servers");
+        }
+    }
+
     #[test]
     fn without_servers_there_is_none() {
         assert_eq!(Maglev::new(std::iter::empty()).find(Lookup::Payload(b"key"), 0), None);

@@ -26,6 +26,7 @@ use crate::limits::Refused;
 use crate::maglev::Lookup;
 use crate::servers::Server;
 use crate::settings::{Settings, Shared};
+use crate::stats::{Schedule, StackStats};
 
 /// Servers that are tried for a connection.
 const TRIES_MAX: usize = 3;
@@ -83,6 +84,8 @@ pub struct Proxy<L> {
     settings: Arc<Settings>,
     generation: u64,
     counters: Arc<LaneCounters>,
+    stack_stats: Arc<StackStats>,
+    publishing: Schedule,
     balancer: Balancer,
     sessions: Vec<Option<Session>>,
     free: Vec<u32>,
@@ -105,6 +108,8 @@ impl<L: ProxyLane> Proxy<L> {
         let settings = shared.settings();
         let balancer = Balancer::new(settings.options.balance);
         Self {
+            stack_stats: Arc::new(StackStats::new(|put| lane.stats(put))),
+            publishing: Schedule::new(now),
             lane,
             shared,
             settings,
@@ -120,13 +125,21 @@ impl<L: ProxyLane> Proxy<L> {
         }
     }
 
+    /// What its stack counts, for other threads.
+    #[must_use]
+    pub fn stack_stats(&self) -> Arc<StackStats> {
+        Arc::clone(&self.stack_stats)
+    }
+
     /// Serves until the proxy is stopped and the last session has ended, or the drain timeout is
     /// over.
     ///
     /// # Errors
     /// If the lane cannot wait.
     pub fn run(&mut self) -> Result<()> {
+        self.stack_stats.set_thread();
         while self.turn()? {}
+        self.stack_stats.publish(|put| self.lane.stats(put));
         Ok(())
     }
 
@@ -145,6 +158,7 @@ impl<L: ProxyLane> Proxy<L> {
             self.handle(event);
         }
         let now = self.lane.now();
+        self.publishing.publish(now, &self.stack_stats, |put| self.lane.stats(put));
         while let Some(session) = self.deadlines.pop(now) {
             self.expire(session, now);
         }

@@ -350,6 +350,8 @@ impl Stack {
             time_wait: self.core.time_wait.len(),
             buffers_used,
             buffers,
+            buffers_max: self.core.config.buffers_max,
+            buffers_len: self.core.config.receive_buffer + self.core.config.send_buffer,
         }
     }
 }
@@ -367,6 +369,10 @@ pub struct Levels {
     pub buffers_used: usize,
     /// Pairs of buffers that were allocated.
     pub buffers: usize,
+    /// Pairs of buffers at most.
+    pub buffers_max: usize,
+    /// Bytes of a pair.
+    pub buffers_len: usize,
 }
 
 /// Takes a segment that belongs to no connection.

@@ -46,7 +46,7 @@ pub(crate) struct ProxyArgs {
     /// Its keys are the names of the options, such as idle-timeout = "5m". At SIGHUP, servers,
     /// --balance, --proxy-protocol, limits on connections and time-outs change, and no connection
     /// is closed.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["udp", "key", "answers", "engine", "listen", "to", "balance", "proxy_protocol", "check_interval", "stack", "lanes", "interface", "source_ports", "xdp_generic", "limit", "allow", "deny", "max_connections", "max_per_source", "connect_timeout", "idle_timeout", "half_closed_timeout", "drain_timeout"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["udp", "key", "answers", "engine", "listen", "to", "balance", "proxy_protocol", "check_interval", "stack", "lanes", "interface", "source_ports", "xdp_generic", "limit", "allow", "deny", "max_connections", "max_per_source", "max_memory", "connect_timeout", "idle_timeout", "half_closed_timeout", "drain_timeout"])]
     pub(crate) config: Option<PathBuf>,
     /// Which server gets a connection: round-robin, least-connections or hash
     ///
@@ -96,6 +96,14 @@ pub(crate) struct ProxyArgs {
     /// Connections of one source address at most [default: not limited]
     #[arg(long, help_heading = "Limits", value_name = "N")]
     pub(crate) max_per_source: Option<u32>,
+    /// Memory of buffered payload, all lanes together [default: a quarter of the machine's]
+    ///
+    /// Such as 512M. Each lane has an equal share. With stack xdp: the buffers of connections with
+    /// bytes on the way, 128 KiB each. With the kernel's: what its sockets do not take; their own
+    /// buffers are not among it. The default is a quarter of the limit of the process's cgroup if
+    /// that is lower.
+    #[arg(long, help_heading = "Limits", value_name = "BYTES", value_parser = parse::bytes, conflicts_with = "udp")]
+    pub(crate) max_memory: Option<usize>,
     /// Longest time to connect to a server
     #[arg(long, help_heading = "Limits", value_name = "TIME", default_value = "5s", value_parser = parse::duration, conflicts_with = "udp")]
     pub(crate) connect_timeout: Duration,

@@ -31,6 +31,7 @@ pub(super) struct Config {
     pub(super) listen: Vec<SocketAddr>,
     pub(super) to: Vec<SocketAddr>,
     pub(super) options: Options,
+    pub(super) memory_max: Option<usize>,
     pub(super) check_interval: Duration,
     pub(super) stack: ProxyStack,
     pub(super) lanes: Option<usize>,
@@ -80,6 +81,8 @@ struct File {
     deny: Vec<Prefix>,
     max_connections: Option<u64>,
     max_per_source: Option<u32>,
+    #[serde(default, deserialize_with = "bytes")]
+    max_memory: Option<usize>,
     #[serde(default, deserialize_with = "time")]
     connect_timeout: Option<Duration>,
     #[serde(default, deserialize_with = "time")]
@@ -119,6 +122,7 @@ impl Config {
                 answers: args.answers,
                 takes_out_refusing: !args.check_interval.is_zero(),
             },
+            memory_max: args.max_memory,
             check_interval: args.check_interval,
             stack: args.stack,
             lanes: args.lanes,
@@ -164,6 +168,7 @@ impl Config {
                 answers: file.answers,
                 takes_out_refusing: !check_interval.is_zero(),
             },
+            memory_max: file.max_memory,
             check_interval,
             stack: file.stack.unwrap_or(self.stack),
             lanes: file.lanes,
@@ -183,6 +188,7 @@ impl Config {
             (self.key != new.key, "key"),
             (self.engine != new.engine, "engine"),
             (self.listen != new.listen, "listen"),
+            (self.memory_max != new.memory_max, "max-memory"),
             (self.check_interval != new.check_interval, "check-interval"),
             (self.stack != new.stack, "stack"),
             (self.lanes != new.lanes, "lanes"),
@@ -210,6 +216,7 @@ impl File {
             (self.proxy_protocol.is_some(), "proxy-protocol"),
             (self.stack.is_some(), "stack"),
             (self.source_ports.is_some(), "source-ports"),
+            (self.max_memory.is_some(), "max-memory"),
             (self.connect_timeout.is_some(), "connect-timeout"),
             (self.half_closed_timeout.is_some(), "half-closed-timeout"),
         ];
@@ -244,6 +251,11 @@ fn texts<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(from: D) -> Result
 fn time<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
     let text = String::deserialize(from)?;
     parse::duration_or_zero(&text).map(Some).map_err(serde::de::Error::custom)
+}
+
+fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<usize>, D::Error> {
+    let text = String::deserialize(from)?;
+    parse::bytes(&text).map(Some).map_err(serde::de::Error::custom)
 }
 
 fn ports<'de, D: Deserializer<'de>>(from: D) -> Result<Option<RangeInclusive<u16>>, D::Error> {
@@ -282,6 +294,7 @@ mod tests {
             deny = ["192.0.2.0/24"]
             max-connections = 7
             max-per-source = 3
+            max-memory = "512M"
             connect-timeout = "1s"
             idle-timeout = "500ms"
             half-closed-timeout = "2m"
@@ -290,6 +303,7 @@ mod tests {
         let file = parsed(&format!("{LEAST}{more}")).unwrap();
         assert_eq!(file.listen, ["0.0.0.0:80".parse().unwrap()]);
         assert_eq!((file.lanes, file.max_connections, file.max_per_source), (Some(2), Some(7), Some(3)));
+        assert_eq!(file.max_memory, Some(512 << 20));
         assert_eq!(file.idle_timeout, Some(Duration::from_millis(500)));
         assert_eq!(file.source_ports, Some(50_000..=60_000));
         assert_eq!((file.stack, file.check_interval), (Some(ProxyStack::Kernel), Some(Duration::ZERO)));
@@ -305,6 +319,7 @@ mod tests {
             ("key = \"1:8\"", "key"),
             ("engine = \"xdp\"", "engine"),
             ("udp = true\nstack = \"kernel\"", "stack"),
+            ("udp = true\nmax-memory = \"1G\"", "max-memory"),
             ("udp = true\nhalf-closed-timeout = \"1s\"", "half-closed-timeout"),
         ] {
             assert_eq!(parsed(&format!("{LEAST}{line}\n")).unwrap().misplaced(), Some(what));
@@ -318,6 +333,7 @@ mod tests {
             ("idle-timeout = \"soon\"", "line 3"),
             ("idle_timeout = \"5s\"", "unknown field"),
             ("max-connections = \"many\"", "invalid type"),
+            ("max-memory = \"much\"", "expected bytes"),
             ("allow = [\"10.0.0.0/99\"]", "line 3"),
         ] {
             let text = parsed(&format!("{LEAST}{line}\n")).unwrap_err().to_string();

@@ -23,6 +23,8 @@ pub(super) struct Started {
     pub(super) counts: Box<dyn Fn() -> Counts + Send + Sync>,
     /// Metrics of the lanes themselves.
     pub(super) lane_metrics: Box<dyn Fn() -> String + Send + Sync>,
+    /// An object of the document for each lane.
+    pub(super) lane_rows: Box<dyn Fn() -> Vec<serde_json::Value>>,
     /// For `manylane top`, as long as the lanes serve.
     pub(super) control: Vec<ControlSocket>,
 }

@@ -2,7 +2,9 @@
 
 mod config;
 mod lanes;
+mod memory;
 mod tcp;
+mod tcp_stats;
 mod udp;
 
 use std::fmt::Write as _;
@@ -38,7 +40,7 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<()> {
     let shared = Shared::new(config.options.clone(), &config.to);
     let start = Instant::now();
     let started = if config.udp { udp::start(&config, &shared) } else { tcp::start(&config, &shared) }?;
-    let Started { listen, settings, line, threads, counts, lane_metrics, control } = started;
+    let Started { listen, settings, line, threads, counts, lane_metrics, lane_rows, control } = started;
     for address in &listen {
         output::eprint_line(&format!("listening on {address}"));
     }
@@ -72,8 +74,12 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<()> {
     let total = counts();
     if args.json {
         let settings = Settings { listen, seconds: start.elapsed().as_secs_f64(), ..settings };
-        let row: serde_json::Map<String, serde_json::Value> =
+        let mut row: serde_json::Map<String, serde_json::Value> =
             total.iter().map(|(name, value)| ((*name).to_owned(), (*value).into())).collect();
+        let lanes = lane_rows();
+        if !lanes.is_empty() {
+            row.insert("lanes".into(), lanes.into());
+        }
         output::print_json(&Document::new(SCHEMA, settings, vec![row]))
     } else {
         let lines = total.iter().map(|(name, value)| format!("{:<24}{value}\n", name.replace('_', " ")));

@@ -4,14 +4,17 @@ use std::sync::Arc;
 use std::thread;
 
 use anyhow::{Context, Result};
-use manylane::Builder;
+use manylane::control::ControlSocket;
 use manylane::tcp::{StackConfig, TcpBuilder, TcpLane};
+use manylane::{Builder, FilterHandle};
 use manylane_proxy::lane::ProxyLane;
-use manylane_proxy::{Counters, KernelLane, LaneCounters, Proxy, Shared};
+use manylane_proxy::{KernelLane, LaneCounters, Proxy, Shared};
 use manylane_sys::process;
 
 use super::config::Config;
 use super::lanes::{LaneThread, Settings, Started, start_threads};
+use super::memory;
+use super::tcp_stats::{LaneStats, TcpStats};
 use crate::args::ProxyStack;
 use crate::output;
 
@@ -28,23 +31,33 @@ pub(super) fn start(config: &Config, shared: &Arc<Shared>) -> Result<Started> {
         Lanes::Xdp(lanes) => (lanes[0].listeners().to_vec(), "xdp"),
         Lanes::Kernel(lanes) => (lanes[0].listeners(), "kernel"),
     };
-    let (counters, threads) = match lanes {
+    let filter = match &lanes {
+        Lanes::Xdp(lanes) => lanes[0].filter(),
+        Lanes::Kernel(_) => None,
+    };
+    let (lanes, threads) = match lanes {
         Lanes::Xdp(lanes) => start_all(lanes, shared),
         Lanes::Kernel(lanes) => start_all(lanes, shared),
     }?;
+    let stats = Arc::new(TcpStats::new(&listen, stack, lanes, filter.clone()));
+    let (totals, pages, rows) = (Arc::clone(&stats), Arc::clone(&stats), Arc::clone(&stats));
     Ok(Started {
         listen,
-        settings: Settings { stack: Some(stack), lanes: counters.len(), ..Settings::default() },
-        line: format!("stack {stack}, {} lanes", counters.len()),
+        settings: Settings { stack: Some(stack), lanes: threads.len(), ..Settings::default() },
+        line: format!("stack {stack}, {} lanes", threads.len()),
         threads,
-        counts: Box::new(move || {
-            let mut total = Counters::default();
-            counters.iter().for_each(|lane| total.add(&lane.snapshot()));
-            total.iter().collect()
-        }),
-        lane_metrics: Box::new(String::new),
-        control: Vec::new(),
+        counts: Box::new(move || totals.total().iter().collect()),
+        lane_metrics: Box::new(move || pages.page()),
+        lane_rows: Box::new(move || rows.json()),
+        control: open_control(stats, filter).into_iter().collect(),
     })
+}
+
+/// Without it only `top` and `limit` do not work.
+fn open_control(stats: Arc<TcpStats>, filter: Option<FilterHandle>) -> Option<ControlSocket> {
+    ControlSocket::with_page(move || stats.page(), filter)
+        .map_err(|err| log::warn!("'manylane top' and 'limit' cannot reach this process: {err}"))
+        .ok()
 }
 
 fn open(config: &Config) -> Result<Lanes> {
@@ -70,6 +83,7 @@ fn open_xdp(config: &Config) -> Result<Vec<TcpLane>> {
     let stack = StackConfig::default();
     let connections_max = connections.clamp(stack.connections_max, 1 << 24);
     builder.stack(StackConfig { connections_max, ..stack });
+    builder.buffer_memory(config.memory_max.unwrap_or_else(memory::default_max));
     if let Some(lanes) = config.lanes {
         builder.lanes(lanes);
     }
@@ -101,18 +115,23 @@ fn open_kernel(config: &Config) -> Result<Lanes> {
     for _ in 1..lanes {
         opened.push(KernelLane::open(&addresses).context("cannot listen")?);
     }
+    let memory = config.memory_max.unwrap_or_else(memory::default_max) / opened.len();
+    opened.iter_mut().for_each(|lane| lane.limit_memory(memory));
     Ok(Lanes::Kernel(opened))
 }
 
 fn start_all<L: ProxyLane + Send + 'static>(
     lanes: Vec<L>,
     shared: &Arc<Shared>,
-) -> Result<(Vec<Arc<LaneCounters>>, Vec<LaneThread>)> {
-    let counters: Vec<Arc<LaneCounters>> = lanes.iter().map(|_| Arc::default()).collect();
-    let proxies = lanes
+) -> Result<(Vec<LaneStats>, Vec<LaneThread>)> {
+    let (proxies, stats) = lanes
         .into_iter()
-        .zip(&counters)
-        .map(|(lane, counters)| Proxy::new(lane, Arc::clone(shared), Arc::clone(counters)))
-        .collect();
-    Ok((counters, start_threads(proxies, Proxy::run)?))
+        .map(|lane| {
+            let counters: Arc<LaneCounters> = Arc::default();
+            let proxy = Proxy::new(lane, Arc::clone(shared), Arc::clone(&counters));
+            let stack = proxy.stack_stats();
+            (proxy, LaneStats { counters, stack })
+        })
+        .unzip();
+    Ok((stats, start_threads(proxies, Proxy::run)?))
 }

@@ -64,6 +64,7 @@ pub(super) fn start(config: &Config, shared: &Arc<Shared>) -> Result<Started> {
             _ = write_all_metrics(&handles, &mut text);
             text
         }),
+        lane_rows: Box::new(Vec::new),
         control,
     })
 }

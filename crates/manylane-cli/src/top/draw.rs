@@ -108,6 +108,7 @@ impl Screen {
                 row.engine,
                 row.losses()
             ));
+            lines.extend(row.connections());
         }
         let of_sockets =
             view.ring_lines().into_iter().chain(view.filter_drops.iter().map(super::view::FilterRow::line));

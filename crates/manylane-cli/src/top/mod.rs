@@ -8,6 +8,7 @@
 mod draw;
 pub(crate) mod prometheus;
 mod snapshot;
+mod tcp;
 mod view;
 
 use std::io::{self, IsTerminal};

@@ -12,6 +12,7 @@ use manylane_measure::machine;
 use serde::Serialize;
 
 use super::prometheus::{ROWS_MAX, Sample, parse_samples};
+use super::tcp::{self, TcpCounts};
 use crate::output;
 
 /// A sample.
@@ -65,6 +66,8 @@ pub(super) struct Lane {
     pub(super) lost: BTreeMap<String, u64>,
     /// CPU time of its thread, in nanoseconds.
     pub(super) cpu: Option<u64>,
+    /// Of a lane of TCP: its packets are the counters above.
+    pub(super) tcp: Option<TcpCounts>,
 }
 
 /// Datagrams that the filter of a socket dropped.
@@ -131,6 +134,10 @@ impl Snapshot {
             let has_room = self.row_count() - rows < ROWS_MAX;
             let added = if let Some(name) = sample.name.strip_prefix("manylane_lane_") {
                 sample.label("lane") == "closed" || self.add_to_lane(pid, program, name, &sample, has_room)
+            } else if let Some(name) = sample.name.strip_prefix("manylane_proxy_")
+                && !sample.label("lane").is_empty()
+            {
+                self.add_to_tcp_lane(pid, program, name, &sample, has_room)
             } else if sample.name == "manylane_filter_dropped_total"
                 || sample.name == "manylane_run_filter_dropped_total"
             {
@@ -186,10 +193,7 @@ impl Snapshot {
         sample: &Sample<'_>,
         has_room: bool,
     ) -> bool {
-        let lane = sample.label("lane");
-        let number = lane.parse().unwrap_or(u64::MAX);
-        let key = Key { pid, socket: sample.label("socket").into(), number, lane: lane.into(), thread: None };
-        let Some(seen) = row(&mut self.lanes, key, has_room) else { return false };
+        let Some(seen) = row(&mut self.lanes, lane_key(pid, sample), has_room) else { return false };
         seen.program = program.into();
         seen.engine = sample.label("engine").into();
         let counter = name.strip_suffix("_total").unwrap_or(name);
@@ -206,6 +210,22 @@ impl Snapshot {
             }
             _ => {}
         }
+        true
+    }
+
+    /// A lane of a proxy of TCP. False if there is no room for it.
+    fn add_to_tcp_lane(
+        &mut self,
+        pid: u32,
+        program: &str,
+        name: &str,
+        sample: &Sample<'_>,
+        has_room: bool,
+    ) -> bool {
+        let Some(seen) = row(&mut self.lanes, lane_key(pid, sample), has_room) else { return false };
+        seen.program = program.into();
+        seen.engine = format!("tcp/{}", sample.label("stack"));
+        tcp::add(seen, name, sample.value);
         true
     }
 
@@ -241,6 +261,13 @@ impl Snapshot {
         }
         true
     }
+}
+
+/// The lane of a sample.
+fn lane_key(pid: u32, sample: &Sample<'_>) -> Key {
+    let lane = sample.label("lane");
+    let number = lane.parse().unwrap_or(u64::MAX);
+    Key { pid, socket: sample.label("socket").into(), number, lane: lane.into(), thread: None }
 }
 
 /// The row of a key; none if it would be a new one without room for it.

@@ -8,6 +8,7 @@ use manylane_measure::format_number;
 use serde::Serialize;
 
 use super::snapshot::{Cpu, Silent, Snapshot};
+use super::tcp::TcpRow;
 
 /// The changes of one lane.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -36,6 +37,9 @@ pub(super) struct Row {
     pub(super) ring_entries: Option<u64>,
     /// Share of a CPU that its thread used.
     pub(super) cpu: Option<f64>,
+    /// Connections of a lane of TCP, whose datagrams above are segments.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) tcp: Option<TcpRow>,
 }
 
 /// The drops of a socket's filter.
@@ -144,6 +148,7 @@ impl View {
                 ring_frames: lane.ring_frames,
                 ring_entries: lane.ring_entries,
                 cpu,
+                tcp: lane.tcp.as_ref().map(|tcp| tcp.row(then.and_then(|then| then.tcp.as_ref()), rate)),
             }
         });
         let drops = now.sockets.iter().filter(|(_, socket)| socket.denied > 0 || socket.limited > 0);
@@ -221,6 +226,9 @@ impl View {
                 text += &format!("and {} more (--rows)\n", self.rows.len() - rows_max);
             }
         }
+        for line in self.rows.iter().take(rows_max).filter_map(Row::connections) {
+            text += &format!("{line}\n");
+        }
         for row in self.rows.iter().filter(|row| !row.lost.is_empty()) {
             text +=
                 &format!("lost since it was opened, {} lane {}: {}\n", row.socket, row.lane, row.losses());
@@ -291,7 +299,7 @@ impl View {
 }
 
 /// The text if there are no lanes.
-pub(super) const NO_LANES_MESSAGE: &str = "no process with lanes in this network namespace: start 'manylane echo', 'manylane run', or a program with manylane::control";
+pub(super) const NO_LANES_MESSAGE: &str = "no process with lanes in this network namespace: start 'manylane echo', 'manylane proxy', 'manylane run', or a program with manylane::control";
 
 /// The columns.
 pub(super) const TABLE_HEADER: [&str; 8] =
@@ -312,18 +320,28 @@ impl Row {
         // The fuller queue is the one that drops first.
         let kernel = share(self.queued_bytes, self.queue_limit_bytes);
         let rings = share(self.ring_frames, self.ring_entries);
-        let queue = [kernel, rings].into_iter().flatten().reduce(f64::max);
+        let buffers =
+            self.tcp.as_ref().and_then(|tcp| share(Some(tcp.memory_used_bytes), Some(tcp.memory_max_bytes)));
+        let has_packets = self.tcp.as_ref().is_none_or(TcpRow::has_segments);
+        let packets = |rate: f64| if has_packets { format_number(rate.round()) } else { "-".into() };
+        let queue = [kernel, rings, buffers].into_iter().flatten().reduce(f64::max);
         let queue = queue.map_or_else(|| "-".into(), percent);
         [
             format!("{} {}", self.pid, self.program),
             self.socket.clone(),
             self.lane.clone(),
-            format_number(self.delivered_pps.round()),
-            format_number(self.sent_pps.round()),
+            packets(self.delivered_pps),
+            packets(self.sent_pps),
             queue,
             format_number(self.lost_pps.round()),
             self.cpu.map_or_else(|| "-".into(), percent),
         ]
+    }
+
+    /// A line on its connections, if it is of TCP.
+    pub(super) fn connections(&self) -> Option<String> {
+        let Row { socket, lane, tcp, .. } = self;
+        tcp.as_ref().map(|tcp| format!("connections of {socket} lane {lane}: {}", tcp.text()))
     }
 
     /// Losses by reason.

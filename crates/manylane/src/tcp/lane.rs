@@ -16,8 +16,8 @@ use super::group::{Group, lane_id};
 use super::handover::Handover;
 use super::stream::TcpStream;
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::EngineShared as _;
 use crate::io::packets::{PacketOut, PacketQueues, Received};
+use crate::io::{EngineShared as _, FilterHandle};
 
 /// Batches that a wait takes at most before the application has its turn.
 const BATCHES_MAX: usize = 4;
@@ -326,6 +326,12 @@ impl TcpLane {
     #[must_use]
     pub fn frame_counts(&self) -> Vec<(String, &'static str, u64)> {
         self.group.control.frame_counts()
+    }
+
+    /// Limits and prefixes, of all lanes together.
+    #[must_use]
+    pub fn filter(&self) -> Option<FilterHandle> {
+        self.group.control.filter().cloned()
     }
 
     /// What the stack has at the moment.

@@ -18,8 +18,10 @@ use super::source_ports::SourcePorts;
 use crate::config::{Builder, Config, Engine};
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::packets::PacketQueues;
-
 use crate::io::{self, EngineShared as _, Ports, XdpControl};
+
+/// Pairs of buffers of a lane at least: those of a connection, and of one that it is forwarded to.
+const BUFFERS_MIN: usize = 2;
 
 /// Options of TCP lanes; [`open`](Self::open) checks them together.
 #[derive(Clone, Debug)]
@@ -30,6 +32,7 @@ pub struct TcpBuilder {
     source_ports: Option<RangeInclusive<u16>>,
     lanes: Option<usize>,
     stack: StackConfig,
+    buffer_memory: Option<usize>,
 }
 
 impl TcpBuilder {
@@ -37,7 +40,14 @@ impl TcpBuilder {
     #[must_use]
     pub fn new() -> Self {
         let base = Builder::at((Ipv4Addr::UNSPECIFIED, 0).into());
-        Self { base, listeners: Vec::new(), source_ports: None, lanes: None, stack: StackConfig::default() }
+        Self {
+            base,
+            listeners: Vec::new(),
+            source_ports: None,
+            lanes: None,
+            stack: StackConfig::default(),
+            buffer_memory: None,
+        }
     }
 
     /// Accepts connections to an address; port 0 lets the kernel pick one. A wildcard stands for
@@ -70,6 +80,14 @@ impl TcpBuilder {
     /// is lowered to that of the devices.
     pub fn stack(&mut self, config: StackConfig) -> &mut Self {
         self.stack = config;
+        self
+    }
+
+    /// Bytes of the connections' buffers, of all lanes together; each lane has an equal share. It
+    /// takes the place of the `buffers_max` of [`stack`](Self::stack). At least two pairs of
+    /// buffers for each lane.
+    pub fn buffer_memory(&mut self, bytes: usize) -> &mut Self {
+        self.buffer_memory = Some(bytes);
         self
     }
 
@@ -106,7 +124,11 @@ impl TcpBuilder {
         let control = XdpControl::open(&config, ports)?;
         let lanes = self.lane_count(&control, &sources)?;
         let (start, blocks) = (Instant::now(), sources.blocks.clone());
-        let stack = StackConfig { mtu: self.stack.mtu.min(control.packet_len_max()), ..self.stack.clone() };
+        let stack = StackConfig {
+            mtu: self.stack.mtu.min(control.packet_len_max()),
+            buffers_max: self.buffers_max(lanes)?,
+            ..self.stack.clone()
+        };
         let secret = Secret::new(random_bytes()?);
         let group = Arc::new(Group {
             control: Arc::clone(&control),
@@ -125,6 +147,22 @@ impl TcpBuilder {
         control.start()?;
         control.check_all_queues_served()?;
         Ok(lanes)
+    }
+
+    /// Pairs of buffers of a lane at most.
+    fn buffers_max(&self, lanes: usize) -> Result<usize> {
+        let Some(bytes) = self.buffer_memory else { return Ok(self.stack.buffers_max) };
+        // The stack checks the sizes later.
+        let pair = self.stack.receive_buffer.saturating_add(self.stack.send_buffer).max(1);
+        let pairs = bytes / lanes.max(1) / pair;
+        if pairs < BUFFERS_MIN {
+            let least = pair.saturating_mul(BUFFERS_MIN).saturating_mul(lanes);
+            let message = format!(
+                "invalid buffer memory {bytes}: expected {least} bytes or more, {BUFFERS_MIN} pairs of buffers for each of {lanes} lanes"
+            );
+            return Err(Error::new(ErrorKind::Config, message));
+        }
+        Ok(pairs)
     }
 
     /// The number of lanes, which each need a queue, and a block of source ports if there are any.
@@ -180,4 +218,20 @@ fn open_lane(
     let blocks = group.sources.of_lane(handover.own(), lanes);
     let next_port = usize::from(u16::from_ne_bytes(random_bytes()?));
     Ok(TcpLane::new(Arc::clone(group), packets, stack, handover, icmp, (blocks, next_port)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_share_the_memory_for_buffers() {
+        let mut builder = TcpBuilder::new();
+        assert_eq!(builder.buffers_max(2).unwrap(), StackConfig::default().buffers_max);
+        builder.buffer_memory(1 << 20);
+        assert_eq!((builder.buffers_max(1).unwrap(), builder.buffers_max(3).unwrap()), (8, 2));
+        let err = builder.buffers_max(5).unwrap_err();
+        assert_eq!(err.kind(), ErrorKind::Config);
+        assert!(err.to_string().contains("expected 1310720 bytes or more"), "{err}");
+    }
 }
