@@ -11,7 +11,7 @@ use manylane_test_support::wait_for;
 use manylane_testbed::{Layout, Testbed, skip};
 use serde_json::Value;
 
-use crate::program::{document, manylane, run, stderr};
+use crate::program::{document, manylane, run, stderr, stdout};
 
 /// A proxy; killed when the test fails.
 struct Proxy {
@@ -119,6 +119,12 @@ fn loopback_proxy_serves_until_it_is_told_to_end() {
     }
     let page = proxy.metrics();
     assert!(page.contains("manylane_proxy_accepted_total 20\n"), "{page}");
+    let of_lane =
+        |name: &str, lane| format!("{name}{{socket=\"{}\",stack=\"kernel\",lane=\"{lane}\"}} ", proxy.addr);
+    for name in ["manylane_proxy_lane_accepted_total", "manylane_proxy_stack_memory_max_bytes"] {
+        assert_eq!(page.matches(&format!("# TYPE {name} ")).count(), 1, "{page}");
+        assert!(page.contains(&of_lane(name, 0)) && page.contains(&of_lane(name, 1)), "{page}");
+    }
     assert_eq!(page.matches("manylane_proxy_server_up{server=").count(), 2, "{page}");
     let document = proxy.end();
     assert_eq!(document["schema"], "manylane.proxy.v1");
@@ -126,6 +132,45 @@ fn loopback_proxy_serves_until_it_is_told_to_end() {
     for (name, count) in [("accepted", 20), ("connected", 20), ("finished", 20), ("open", 0)] {
         assert_eq!(total[name], count, "{name}: {total}");
     }
+    let lanes = total["lanes"].as_array().unwrap();
+    assert_eq!(lanes.iter().map(|lane| lane["accepted"].as_u64().unwrap()).sum::<u64>(), 20, "{total}");
+    assert_eq!((lanes.len(), &lanes[1]["stack"]["connections"]), (2, &0.into()), "{total}");
+}
+
+/// `manylane top` shows each lane with its connections.
+#[test]
+fn loopback_top_shows_the_lanes_of_a_proxy() {
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = server.local_addr().unwrap().to_string();
+    answer_all(server);
+    let words = ["proxy", "--listen", "127.0.0.1:0", "--to", &to, "--lanes", "2", "--max-memory", "1M"];
+    let proxy = Proxy::start(manylane(&[&words[..], &["--json"]].concat()));
+    let mut client = TcpStream::connect(proxy.addr).unwrap();
+    client.write_all(b"question").unwrap();
+    let top = |more: &[&str]| {
+        let pid = proxy.child.id().to_string();
+        let output = run(&[&["top", "--interval", "50ms", &pid], more].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        stdout(&output)
+    };
+    let sum = |rows: &Value, name: &str| -> u64 {
+        rows.as_array().unwrap().iter().map(|row| row["tcp"][name].as_u64().unwrap()).sum()
+    };
+    let rows = || document(&top(&["--json"]))["rows"].clone();
+    let rows = wait_for("rows with a connection", rows, |rows| sum(rows, "bytes_to_servers") == 8);
+    assert_eq!((rows.as_array().unwrap().len(), sum(&rows, "open")), (2, 1), "{rows}");
+    assert_eq!(sum(&rows, "memory_max_bytes"), 1 << 20, "{rows}");
+    for row in rows.as_array().unwrap() {
+        assert_eq!((&row["engine"], &row["socket"]), (&"tcp/kernel".into(), &proxy.addr.to_string().into()));
+        assert!(row["thread"].is_u64() && row["cpu"].is_number(), "{row}");
+    }
+    let text = top(&["--once"]);
+    assert_eq!(text.matches(&format!("connections of {} lane ", proxy.addr)).count(), 2, "{text}");
+    // The kernel's stack has no filter.
+    let output = run(&["limit", &proxy.child.id().to_string()]);
+    assert!(stderr(&output).contains("engine xdp"), "{}", stderr(&output));
+    drop(client);
+    assert_eq!(proxy.end()["rows"][0]["finished"], 1);
 }
 
 /// A server that says its name.
@@ -280,6 +325,7 @@ fn loopback_udp_proxy_names_options_that_do_not_apply() {
         (&["--udp", "--stack", "kernel"], "--stack"),
         (&["--udp", "--source-ports", "50000-60000"], "--source-ports"),
         (&["--udp", "--connect-timeout", "1s"], "--connect-timeout"),
+        (&["--udp", "--max-memory", "1G"], "--max-memory"),
         (&["--udp", "--half-closed-timeout", "1s"], "--half-closed-timeout"),
         (&["--udp", "--key", "1:65"], "OFFSET:LENGTH"),
         (&["--key", "1:8"], "--udp"),
@@ -325,10 +371,31 @@ fn netns_proxy_has_a_stack_of_its_own() {
     for _ in 0..5 {
         assert!(peer.run(|| ask(proxy.addr, &text)) == text);
     }
+    let program = manylane(&[]).get_program().to_owned();
+    let pid = proxy.child.id().to_string();
+    let outside = |words: &[&str]| host.command(&program).unwrap().args(words).output().unwrap();
+    let rows = || document(&stdout(&outside(&["top", "--json", "--interval", "50ms"])))["rows"].clone();
+    let all_segments = |rows: &Value| {
+        let rows = rows.as_array().unwrap();
+        // 5 times 100,000 bytes in both directions on two connections, at most 1448 in a segment.
+        let segments: u64 = rows.iter().map(|row| row["delivered"].as_u64().unwrap()).sum();
+        rows.len() == 2 && segments > 690
+    };
+    let rows = wait_for("rows with segments", rows, all_segments);
+    assert_eq!((&rows[0]["engine"], rows[0]["tcp"]["open"].is_u64()), (&"tcp/xdp".into(), true), "{rows}");
+    // Its filter can be changed, as that of UDP lanes.
+    let output = outside(&["limit", &pid, "--deny", "203.0.113.0/24"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let document = proxy.end();
     let total = &document["rows"][0];
     for (name, count) in [("accepted", 5), ("finished", 5), ("bytes_to_clients", 500_000)] {
         assert_eq!(total[name], count, "{name}: {total}");
+    }
+    for lane in total["lanes"].as_array().unwrap() {
+        let stack = &lane["stack"];
+        let bytes = stack["buffers"].as_u64().unwrap() * (128 << 10);
+        assert!(bytes <= stack["memory_max_bytes"].as_u64().unwrap(), "{lane}");
+        assert_eq!((&stack["connections"], &stack["dropped_checksum"]), (&0.into(), &0.into()), "{lane}");
     }
 }
 
@@ -358,4 +425,27 @@ fn netns_proxy_that_was_killed_is_followed_by_another_one() {
     assert_eq!(err.kind(), std::io::ErrorKind::ConnectionReset);
     assert_eq!(peer.run(|| ask(next.addr, "again")), "again");
     assert_eq!(next.end()["rows"][0]["finished"], 1);
+}
+
+/// An address that several proxies have is on the loopback device, and routers send its packets to
+/// the machine.
+#[test]
+fn netns_proxy_serves_an_address_of_the_loopback_device() {
+    if !skip::need_root("netns_proxy_serves_an_address_of_the_loopback_device") {
+        return;
+    }
+    let testbed = Testbed::new(&Layout { queues: 1, ..Layout::default() }).unwrap();
+    let (peer, host) = (testbed.host(0), testbed.host(1));
+    let ip = |host: &manylane_testbed::Host, words: &[&str]| {
+        assert!(host.command("ip").unwrap().args(words).status().unwrap().success(), "{words:?}");
+    };
+    ip(host, &["addr", "add", "198.51.100.7/32", "dev", "lo"]);
+    ip(peer, &["route", "add", "198.51.100.7/32", "via", &host.ip(0, false).to_string()]);
+    let server = peer.run(|| TcpListener::bind((peer.ip(0, false), 0)).unwrap());
+    let to = server.local_addr().unwrap().to_string();
+    peer.run(|| answer_all(server));
+    let proxy = start_in(&testbed, "198.51.100.7:443", &to);
+    let text = "x".repeat(100_000);
+    assert!(peer.run(|| ask(proxy.addr, &text)) == text);
+    assert_eq!(proxy.end()["rows"][0]["finished"], 1);
 }
