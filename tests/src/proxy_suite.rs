@@ -338,7 +338,7 @@ pub fn memory_is_bounded(bed: &ProxyBed) {
     // sessions on one of two lanes.
     let memory = match bed {
         ProxyBed::Loopback => 2 * (64 << 10),
-        ProxyBed::Netns(_) => 2 * 2 * (STALLED + 1) * (128 << 10),
+        ProxyBed::Netns(_) => 2 * 3 * (STALLED + 2) * (128 << 10),
     };
     let listener = bed.listen();
     let proxy = bed.start_within(memory, Options::default(), &[listener.local_addr().unwrap()]);

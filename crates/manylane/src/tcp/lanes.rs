@@ -20,8 +20,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::io::packets::PacketQueues;
 use crate::io::{self, EngineShared as _, Ports, XdpControl};
 
-/// Pairs of buffers of a lane at least: those of a connection, and of one that it is forwarded to.
-const BUFFERS_MIN: usize = 2;
+/// Pairs of buffers of a lane at least: what one that forwards between connections needs.
+const BUFFERS_MIN: usize = 3;
 
 /// Options of TCP lanes; [`open`](Self::open) checks them together.
 #[derive(Clone, Debug)]
@@ -84,7 +84,7 @@ impl TcpBuilder {
     }
 
     /// Bytes of the connections' buffers, of all lanes together; each lane has an equal share. It
-    /// takes the place of the `buffers_max` of [`stack`](Self::stack). At least two pairs of
+    /// takes the place of the `buffers_max` of [`stack`](Self::stack). At least three pairs of
     /// buffers for each lane.
     pub fn buffer_memory(&mut self, bytes: usize) -> &mut Self {
         self.buffer_memory = Some(bytes);
@@ -229,9 +229,9 @@ mod tests {
         let mut builder = TcpBuilder::new();
         assert_eq!(builder.buffers_max(2).unwrap(), StackConfig::default().buffers_max);
         builder.buffer_memory(1 << 20);
-        assert_eq!((builder.buffers_max(1).unwrap(), builder.buffers_max(3).unwrap()), (8, 2));
+        assert_eq!((builder.buffers_max(1).unwrap(), builder.buffers_max(2).unwrap()), (8, 4));
         let err = builder.buffers_max(5).unwrap_err();
         assert_eq!(err.kind(), ErrorKind::Config);
-        assert!(err.to_string().contains("expected 1310720 bytes or more"), "{err}");
+        assert!(err.to_string().contains("expected 1966080 bytes or more"), "{err}");
     }
 }
