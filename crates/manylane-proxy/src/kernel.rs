@@ -114,8 +114,8 @@ impl KernelLane {
         })
     }
 
-    /// Limits the memory of bytes that sockets do not take. The buffer through which all bytes go is
-    /// not among it.
+    /// Limits the memory of bytes that sockets do not take. The buffer through which all bytes go
+    /// is not among it.
     pub fn limit_memory(&mut self, bytes: usize) {
         self.pending_max = bytes;
     }

@@ -333,7 +333,7 @@ mod tests {
             ("idle-timeout = \"soon\"", "line 3"),
             ("idle_timeout = \"5s\"", "unknown field"),
             ("max-connections = \"many\"", "invalid type"),
-            ("max-memory = \"much\"", "expected bytes"),
+            ("max-memory = \"much\"", "unknown unit"),
             ("allow = [\"10.0.0.0/99\"]", "line 3"),
         ] {
             let text = parsed(&format!("{LEAST}{line}\n")).unwrap_err().to_string();

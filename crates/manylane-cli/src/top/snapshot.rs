@@ -225,7 +225,19 @@ impl Snapshot {
         let Some(seen) = row(&mut self.lanes, lane_key(pid, sample), has_room) else { return false };
         seen.program = program.into();
         seen.engine = format!("tcp/{}", sample.label("stack"));
-        tcp::add(seen, name, sample.value);
+        let (name, value) = (name.strip_suffix("_total").unwrap_or(name), sample.value);
+        seen.tcp.get_or_insert_default().set(name, value);
+        match name.strip_prefix("stack_") {
+            Some("segments_in") => seen.delivered = value,
+            Some("segments_out") => seen.sent = value,
+            Some(counter) if tcp::is_loss(counter) && value > 0 => {
+                seen.lost.insert(counter.into(), value);
+            }
+            None if name == "lane_thread" => {
+                seen.thread = u32::try_from(value).ok().filter(|thread| *thread > 0);
+            }
+            _ => {}
+        }
         true
     }
 

@@ -3,8 +3,6 @@
 use manylane_measure::format_number;
 use serde::Serialize;
 
-use super::snapshot::Lane;
-
 /// Counters and levels of a lane of TCP.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct TcpCounts {
@@ -37,35 +35,27 @@ pub(super) struct TcpRow {
     pub(super) memory_max_bytes: u64,
 }
 
-/// Segments that reached no connection, or did not leave.
-fn is_loss(counter: &str) -> bool {
+/// True for a counter of segments that reached no connection, or did not leave.
+pub(super) fn is_loss(counter: &str) -> bool {
     counter.starts_with("dropped_")
         || matches!(counter, "malformed" | "unsent" | "handover_full" | "xsk_dropped")
 }
 
-/// Adds a value of a proxy's lane, by the name of its family behind `manylane_proxy_`.
-pub(super) fn add(lane: &mut Lane, name: &str, value: u64) {
-    let name = name.strip_suffix("_total").unwrap_or(name);
-    let tcp = lane.tcp.get_or_insert_default();
-    match name.split_once('_') {
-        Some(("lane", "open")) => tcp.open = value,
-        Some(("lane", "accepted")) => tcp.accepted = value,
-        Some(("lane", "bytes_to_servers")) => tcp.bytes_to_servers = value,
-        Some(("lane", "bytes_to_clients")) => tcp.bytes_to_clients = value,
-        Some(("lane", "thread")) => lane.thread = u32::try_from(value).ok().filter(|thread| *thread > 0),
-        Some(("stack", "retransmitted")) => tcp.retransmitted = Some(value),
-        Some(("stack", "memory_used_bytes")) => tcp.memory_used = value,
-        Some(("stack", "memory_max_bytes")) => tcp.memory_max = value,
-        Some(("stack", "segments_in")) => lane.delivered = value,
-        Some(("stack", "segments_out")) => lane.sent = value,
-        Some(("stack", counter)) if is_loss(counter) && value > 0 => {
-            lane.lost.insert(counter.into(), value);
-        }
-        _ => {}
-    }
-}
-
 impl TcpCounts {
+    /// Sets a value, by the name of its family behind `manylane_proxy_`.
+    pub(super) fn set(&mut self, name: &str, value: u64) {
+        match name {
+            "lane_open" => self.open = value,
+            "lane_accepted" => self.accepted = value,
+            "lane_bytes_to_servers" => self.bytes_to_servers = value,
+            "lane_bytes_to_clients" => self.bytes_to_clients = value,
+            "stack_retransmitted" => self.retransmitted = Some(value),
+            "stack_memory_used_bytes" => self.memory_used = value,
+            "stack_memory_max_bytes" => self.memory_max = value,
+            _ => {}
+        }
+    }
+
     /// The changes since `then`, by the rates of two values.
     pub(super) fn row(&self, then: Option<&TcpCounts>, rate: impl Fn(u64, Option<u64>) -> f64) -> TcpRow {
         let per_second = |field: fn(&TcpCounts) -> u64| rate(field(self), then.map(field));
