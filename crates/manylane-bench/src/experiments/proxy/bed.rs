@@ -9,6 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use manylane_sys::cpu;
 use manylane_testbed::{Host, Layout, Testbed};
 
 /// The links of the clients and of the servers.
@@ -29,8 +30,14 @@ pub(super) struct Bed {
 impl Bed {
     /// Hosts on these two CPUs.
     pub(super) fn new(proxy_cpu: usize, peers_cpu: usize) -> Result<Bed> {
-        let links = vec![(0, 1), (1, 2)];
-        let layout = Layout { hosts: 3, links, queues: 1, ipv6: false, ..Layout::default() };
+        Bed::with_queues(&[proxy_cpu], peers_cpu)
+    }
+
+    /// Hosts whose devices have a queue for each CPU of the proxy. `proxy_cpu` is the first one.
+    pub(super) fn with_queues(proxy_cpus: &[usize], peers_cpu: usize) -> Result<Bed> {
+        let proxy_cpu = *proxy_cpus.first().context("the proxy needs a CPU")?;
+        let (links, queues) = (vec![(0, 1), (1, 2)], u32::try_from(proxy_cpus.len())?);
+        let layout = Layout { hosts: 3, links, queues, ipv6: false, ..Layout::default() };
         let testbed = Testbed::new(&layout).context("cannot create a testbed")?;
         let mut bed = Bed { testbed, napi: Vec::new(), proxy_cpu, peers_cpu };
         for host in [bed.clients(), bed.proxy(), bed.servers()] {
@@ -42,7 +49,11 @@ impl Bed {
         }
         bed.clients().enable_threaded_napi(CLIENT_LINK, peers_cpu)?;
         for link in [CLIENT_LINK, SERVER_LINK] {
-            bed.napi.extend(bed.proxy().enable_threaded_napi(link, proxy_cpu)?);
+            let threads = bed.proxy().enable_threaded_napi(link, proxy_cpu)?;
+            for (thread, on) in threads.iter().zip(proxy_cpus.iter().cycle()) {
+                cpu::pin_thread(*thread, *on).context("cannot pin a NAPI thread")?;
+            }
+            bed.napi.extend(threads);
         }
         bed.servers().enable_threaded_napi(SERVER_LINK, peers_cpu)?;
         Ok(bed)
@@ -68,23 +79,34 @@ impl Bed {
     /// CPU time that a process and the kernel threads of the proxy's devices have used.
     pub(super) fn proxy_cpu_time(&self, process: u32) -> Duration {
         let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
-        let threads = threads.filter_map(|thread| thread.file_name().to_str()?.parse().ok());
-        threads.chain(self.napi.iter().copied()).map(thread_cpu_time).sum()
+        self.cpu_time(threads.filter_map(|thread| thread.file_name().to_str()?.parse().ok()))
+    }
+
+    /// CPU time that these threads and the kernel threads of the proxy's devices have used.
+    pub(super) fn cpu_time(&self, threads: impl IntoIterator<Item = i32>) -> Duration {
+        threads.into_iter().chain(self.napi.iter().copied()).map(thread_cpu_time).sum()
     }
 
     /// Switches segmentation by the devices, and with it segments longer than a frame, for all
     /// hosts.
     pub(super) fn set_segmentation(&self, on: bool) -> Result<()> {
-        let ends = [
+        self.ends().into_iter().try_for_each(|(host, link)| host.set_segmentation(link, on))
+    }
+
+    /// Switches checksums and segmentation by the devices, for all hosts.
+    pub(super) fn set_offloads(&self, on: bool) -> Result<()> {
+        // Segmentation needs checksums, so that it comes second.
+        self.ends().into_iter().try_for_each(|(host, link)| host.set_checksums(link, on))?;
+        self.set_segmentation(on)
+    }
+
+    fn ends(&self) -> [(&Host, usize); 4] {
+        [
             (self.clients(), CLIENT_LINK),
             (self.proxy(), CLIENT_LINK),
             (self.proxy(), SERVER_LINK),
             (self.servers(), SERVER_LINK),
-        ];
-        for (host, link) in ends {
-            host.set_segmentation(link, on)?;
-        }
-        Ok(())
+        ]
     }
 }
 

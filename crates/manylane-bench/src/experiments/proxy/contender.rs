@@ -122,7 +122,7 @@ fn nginx(folder: &Path, listen: SocketAddr, server: SocketAddr) -> String {
 }
 
 /// A program in the folders of `PATH`.
-fn find(program: &str) -> Option<PathBuf> {
+pub(super) fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     let system = ["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from);
     std::env::split_paths(&path).chain(system).map(|folder| folder.join(program)).find(|file| file.is_file())

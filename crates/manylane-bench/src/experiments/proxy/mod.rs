@@ -6,6 +6,7 @@
 //! | `contender` | HAProxy, nginx, and `manylane proxy` with both stacks |
 //! | `clients`, `servers` | the peers, on sockets of the kernel, one thread each |
 //! | `idle` | the cost of connections without traffic |
+//! | [`trial`], `library`, `wrk` | for other experiments: one sample of one proxy, also of one inside of this process, and with another generator |
 //!
 //! The cost of a request is the CPU time of the proxy's process and of the kernel threads that
 //! receive for its devices, by the number of requests: what its CPU does, without the work of
@@ -15,7 +16,10 @@ mod bed;
 mod clients;
 mod contender;
 mod idle;
+mod library;
 mod servers;
+pub mod trial;
+mod wrk;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -191,28 +195,37 @@ impl Bench<'_> {
         }
         let listen = bed.proxy_addr(PORT);
         let running = config.contender.start(bed, &plan.manylane, listen, servers.addr())?;
-        let sample = run_pinned(Some(bed.peers_cpu), || {
-            bed.clients().namespace().enter().context("cannot enter a namespace")?;
-            let traffic = config.load.traffic(rate);
-            let mut clients = Clients::connect(listen, config.load.connections(), traffic)?;
-            clients.run(WARM_UP_TIME)?;
-            let before = bed.proxy_cpu_time(running.process());
-            let outcome = clients.run(duration)?;
-            let busy = bed.proxy_cpu_time(running.process()).saturating_sub(before);
-            Ok(summarize(round, &outcome, busy))
-        });
-        drop(running);
-        sample
+        let busy = || bed.proxy_cpu_time(running.process());
+        let sample = measure(bed, config.load, rate, duration, busy)?;
+        Ok(ProxySample { round, ..sample })
     }
 }
 
-fn summarize(round: usize, outcome: &Outcome, busy: Duration) -> ProxySample {
+/// A sample of the proxy that runs; `busy` is the CPU time that it has used so far.
+fn measure(
+    bed: &Bed,
+    load: Load,
+    rate: f64,
+    duration: Duration,
+    busy: impl Fn() -> Duration + Sync,
+) -> Result<ProxySample> {
+    run_pinned(Some(bed.peers_cpu), || {
+        bed.clients().namespace().enter().context("cannot enter a namespace")?;
+        let mut clients = Clients::connect(bed.proxy_addr(PORT), load.connections(), load.traffic(rate))?;
+        clients.run(WARM_UP_TIME)?;
+        let before = busy();
+        let outcome = clients.run(duration)?;
+        Ok(summarize(&outcome, busy().saturating_sub(before)))
+    })
+}
+
+fn summarize(outcome: &Outcome, busy: Duration) -> ProxySample {
     let seconds = outcome.elapsed.as_secs_f64().max(1e-9);
     let busy_seconds = busy.as_secs_f64().max(1e-9);
     let has_requests = outcome.requests > 0;
     let at = |share: f64| has_requests.then(|| outcome.latency.value_at_quantile(share) as f64);
     ProxySample {
-        round,
+        round: 0,
         requests: outcome.requests,
         failed: outcome.failed,
         requests_per_s: outcome.requests as f64 / seconds,

@@ -22,6 +22,9 @@ pub(super) const ANSWER_LEN: usize = 512;
 pub(super) const KEEP: u8 = b'k';
 pub(super) const CLOSE: u8 = b'c';
 pub(super) const STREAM: u8 = b's';
+/// First byte of a request of HTTP, of which a client has one at a time: `GET`.
+const HTTP: u8 = b'G';
+const HTTP_HEAD_END: &[u8] = b"\r\n\r\n";
 /// Bytes that are written at a time by a stream.
 const CHUNK_LEN: usize = 256 << 10;
 /// How often the request to end is looked at.
@@ -116,6 +119,16 @@ fn serve(mut listener: TcpListener, end: &AtomicBool) -> io::Result<()> {
     Ok(())
 }
 
+/// An answer of HTTP, as long as the others.
+fn http_answer() -> [u8; ANSWER_LEN] {
+    // Three digits of a length keep the head's own length.
+    const HEAD: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 472\r\n\r\n";
+    const { assert!(HEAD.len() + 472 == ANSWER_LEN) }
+    let mut answer = [b'm'; ANSWER_LEN];
+    answer[..HEAD.len()].copy_from_slice(HEAD);
+    answer
+}
+
 impl Connection {
     /// Reads requests and answers them. False if it is over.
     fn turn(&mut self, buffer: &mut [u8], chunk: &[u8]) -> bool {
@@ -132,6 +145,12 @@ impl Connection {
                 Ok(read) => read,
                 Err(err) => return err.kind() == ErrorKind::WouldBlock,
             };
+            if buffer[0] == HTTP {
+                if buffer[..read].ends_with(HTTP_HEAD_END) && self.stream.write(&http_answer()).is_err() {
+                    return false;
+                }
+                continue;
+            }
             self.received += read;
             while self.received >= REQUEST_LEN {
                 self.received -= REQUEST_LEN;
