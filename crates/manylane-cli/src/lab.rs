@@ -15,13 +15,11 @@ use crate::progress::Progress;
 pub(crate) fn run(args: &LabArgs) -> Result<()> {
     let papers = match args.paper {
         LabPaper::List => return list(),
-        LabPaper::Salesforce => {
-            bail!("lab salesforce is not yet available: it needs TCP lanes")
-        }
         LabPaper::Rivera => vec![Paper::Rivera],
         LabPaper::Sarma => vec![Paper::Sarma],
         LabPaper::Orlowsky => vec![Paper::Orlowsky],
         LabPaper::Priambodo => vec![Paper::Priambodo],
+        LabPaper::Salesforce => vec![Paper::Salesforce],
         LabPaper::All => Paper::ALL.to_vec(),
     };
     let settings = LabSettings::new(output::command_line(), &papers, args.parts.clone(), scale(args));
@@ -107,6 +105,5 @@ fn list() -> Result<()> {
     for paper in Paper::ALL {
         text += &format!("{:<12}{}\n", paper.name(), paper.title());
     }
-    text += "salesforce  not yet available: it needs TCP lanes\n";
     output::print(&text)
 }

@@ -31,7 +31,7 @@
 //! | `numa_nodes` | NUMA nodes, and which of them has the device |
 //! | `lockstat` | acquisitions and hold times, on kernels with statistics of locks |
 //! | `switch` | switches of the kernel that are changed for a measurement |
-//! | `rivera`, `sarma`, `orlowsky`, `priambodo` | the papers |
+//! | `rivera`, `sarma`, `orlowsky`, `priambodo`, `salesforce` | the papers |
 
 mod cpu_distance;
 mod locks;
@@ -46,6 +46,7 @@ mod priambodo;
 pub mod report;
 mod rivera;
 mod row;
+mod salesforce;
 mod sarma;
 mod settings;
 pub mod state;
@@ -110,6 +111,13 @@ impl Paper {
                 parts: priambodo::parts,
                 values: priambodo::paper_values,
                 differences: |_| priambodo::differences(),
+            },
+            Self::Salesforce => Experiments {
+                title: "Kamath, Srinivas (Salesforce): Performance Analysis of Linux Kernel Library User-Space TCP Stack (2018)",
+                tables: |_| salesforce::tables(),
+                parts: salesforce::parts,
+                values: salesforce::paper_values,
+                differences: |_| salesforce::differences(),
             },
         }
     }

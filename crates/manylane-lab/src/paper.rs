@@ -16,6 +16,8 @@ named_enum! {
         Orlowsky = "orlowsky",
         /// Priambodo, Ashari: receivers and round-trip times.
         Priambodo = "priambodo",
+        /// Salesforce: a proxy on a TCP stack in user space.
+        Salesforce = "salesforce",
     }
 }
 

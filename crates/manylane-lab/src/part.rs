@@ -1,9 +1,10 @@
-//! One round of one experiment, and the set-ups for it: loopback and the testbed, created when a
+//! One round of one experiment, and the set-ups for it: loopback and testbeds, created when a
 //! part first needs them and kept for later parts.
 
 use std::sync::atomic::AtomicBool;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result, anyhow};
+use manylane_bench::experiments::proxy::trial::ProxyHosts;
 use manylane_bench::{Controller, Setup};
 
 use crate::row::Row;
@@ -47,12 +48,17 @@ pub(crate) struct Setups {
     /// Or the reason why there is none.
     testbed: Option<Result<Setup, String>>,
     two_links: Option<Result<Setup, String>>,
+    /// By the lanes of a proxy, from one on.
+    proxy_hosts: [Option<Result<ProxyHosts, String>>; PROXY_LANES_MAX],
 }
+
+/// Lanes of a proxy at most.
+const PROXY_LANES_MAX: usize = 2;
 
 impl Setups {
     /// No set-up yet.
     pub(crate) fn new(scale: Scale) -> Self {
-        Self { scale, loopback: None, testbed: None, two_links: None }
+        Self { scale, loopback: None, testbed: None, two_links: None, proxy_hosts: [None, None] }
     }
 
     /// Loopback.
@@ -65,16 +71,29 @@ impl Setups {
     /// # Errors
     /// The reason why there are none, the same each time.
     pub(crate) fn testbed(&mut self) -> Result<&mut Setup> {
-        get_or_create(&mut self.testbed, 1)
+        get_or_create(&mut self.testbed, || Setup::testbed(None, 1))
     }
 
     /// Two hosts with two links, each with addresses of its own.
     pub(crate) fn two_links(&mut self) -> Result<&mut Setup> {
-        get_or_create(&mut self.two_links, 2)
+        get_or_create(&mut self.two_links, || Setup::testbed(None, 2))
+    }
+
+    /// Three hosts, with a proxy of one or two lanes in the middle.
+    pub(crate) fn proxy_hosts(&mut self, lanes: usize) -> Result<&mut ProxyHosts> {
+        let place = self.proxy_hosts.get_mut(lanes.wrapping_sub(1));
+        let place = place.with_context(|| format!("no hosts for {lanes} lanes"))?;
+        get_or_create(place, || {
+            let program = std::env::current_exe().context("cannot find this program")?;
+            ProxyHosts::new(lanes, program)
+        })
     }
 }
 
-fn get_or_create(place: &mut Option<Result<Setup, String>>, links: usize) -> Result<&mut Setup> {
-    let made = place.get_or_insert_with(|| Setup::testbed(None, links).map_err(|err| format!("{err:#}")));
+fn get_or_create<T>(
+    place: &mut Option<Result<T, String>>,
+    create: impl FnOnce() -> Result<T>,
+) -> Result<&mut T> {
+    let made = place.get_or_insert_with(|| create().map_err(|err| format!("{err:#}")));
     made.as_mut().map_err(|why| anyhow!("{why}"))
 }

@@ -57,7 +57,7 @@ pub(crate) enum LabPaper {
     Orlowsky,
     /// Receivers compared by datagrams per second and round-trip time: Tables 1 and 2
     Priambodo,
-    /// Proxies on TCP lanes: not yet available
+    /// A TCP proxy on the kernel's stack and on one in user space: figures 2 and 3
     Salesforce,
     /// All papers, in one report
     All,
