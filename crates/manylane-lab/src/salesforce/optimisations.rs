@@ -93,12 +93,7 @@ pub(super) fn rows(places: &mut Setups, stop: &AtomicBool) -> Result<Vec<Row>> {
     Ok(to_rows(&samples))
 }
 
-fn measure(
-    places: &mut Setups,
-    variant: &Variant,
-    duration: Duration,
-    stop: &AtomicBool,
-) -> Result<Sample> {
+fn measure(places: &mut Setups, variant: &Variant, duration: Duration, stop: &AtomicBool) -> Result<Sample> {
     let hosts = places.proxy_hosts(variant.lanes)?;
     let subject = Subject::Library(variant.proxy);
     let requests = hosts.sample(subject, Generator::Own, duration, stop)?;

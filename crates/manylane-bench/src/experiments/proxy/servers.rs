@@ -25,6 +25,8 @@ pub(super) const STREAM: u8 = b's';
 /// First byte of a request of HTTP, of which a client has one at a time: `GET`.
 const HTTP: u8 = b'G';
 const HTTP_HEAD_END: &[u8] = b"\r\n\r\n";
+/// As long as the other answers.
+static HTTP_ANSWER: [u8; ANSWER_LEN] = http_answer();
 /// Bytes that are written at a time by a stream.
 const CHUNK_LEN: usize = 256 << 10;
 /// How often the request to end is looked at.
@@ -75,6 +77,16 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::bind(address)
 }
 
+const fn http_answer() -> [u8; ANSWER_LEN] {
+    const BODY_LEN: usize = 472;
+    const HEAD: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 472\r\n\r\n";
+    const { assert!(HEAD.len() + BODY_LEN == ANSWER_LEN) }
+    let mut answer = [b'm'; ANSWER_LEN];
+    let (head, _) = answer.split_at_mut(HEAD.len());
+    head.copy_from_slice(HEAD);
+    answer
+}
+
 struct Connection {
     stream: TcpStream,
     /// Bytes of a request that has not come whole.
@@ -119,16 +131,6 @@ fn serve(mut listener: TcpListener, end: &AtomicBool) -> io::Result<()> {
     Ok(())
 }
 
-/// An answer of HTTP, as long as the others.
-fn http_answer() -> [u8; ANSWER_LEN] {
-    // Three digits of a length keep the head's own length.
-    const HEAD: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 472\r\n\r\n";
-    const { assert!(HEAD.len() + 472 == ANSWER_LEN) }
-    let mut answer = [b'm'; ANSWER_LEN];
-    answer[..HEAD.len()].copy_from_slice(HEAD);
-    answer
-}
-
 impl Connection {
     /// Reads requests and answers them. False if it is over.
     fn turn(&mut self, buffer: &mut [u8], chunk: &[u8]) -> bool {
@@ -146,7 +148,7 @@ impl Connection {
                 Err(err) => return err.kind() == ErrorKind::WouldBlock,
             };
             if buffer[0] == HTTP {
-                if buffer[..read].ends_with(HTTP_HEAD_END) && self.stream.write(&http_answer()).is_err() {
+                if buffer[..read].ends_with(HTTP_HEAD_END) && self.stream.write(&HTTP_ANSWER).is_err() {
                     return false;
                 }
                 continue;

@@ -9,8 +9,8 @@ use manylane_measure::named_enum;
 
 use super::bed::Bed;
 use super::contender::{Contender, RunningProxy, find};
-pub use super::library::{LaneStack, LibraryProxy};
 use super::library::RunningLanes;
+pub use super::library::{LaneStack, LibraryProxy};
 use super::servers::Servers;
 use super::{FEW, Load, PORT, measure, wrk};
 use crate::schema::ProxySample;
@@ -68,9 +68,14 @@ impl ProxyHosts {
         let (needed, present) = (lanes + 1, proxy_cpus.len() + usize::from(peers_cpu.is_some()));
         let peers_cpu = peers_cpu.filter(|_| present >= needed);
         let peers_cpu = peers_cpu.with_context(|| {
-            format!("{lanes} lanes, and clients and servers need {needed} CPUs, but there are {present}")
+            format!("{lanes} lanes beside clients and servers need {needed} CPUs, but there are {present}")
         })?;
         proxy_cpus.truncate(lanes);
+        Self::on_cpus(proxy_cpus, peers_cpu, manylane)
+    }
+
+    /// The same on these CPUs, one for each lane.
+    fn on_cpus(proxy_cpus: Vec<usize>, peers_cpu: usize, manylane: PathBuf) -> Result<Self> {
         let bed = Bed::with_queues(&proxy_cpus, peers_cpu)?;
         let servers = Servers::start(&bed)?;
         Ok(Self { bed, servers, proxy_cpus, manylane })
@@ -142,5 +147,71 @@ impl ProxyHosts {
                 ..sample
             })
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use manylane_testbed::skip;
+
+    use super::*;
+
+    const DURATION: Duration = Duration::from_millis(100);
+
+    /// Hosts for so many lanes, which may share a CPU, and which need no program.
+    fn hosts(name: &str, lanes: usize) -> Option<ProxyHosts> {
+        let able = skip::need_root(name) && skip::need_kernel(name, (5, 12), "threaded NAPI");
+        let (Some(peers_cpu), proxy_cpus) = Setup::assign_cpus(None) else { return None };
+        able.then(|| ProxyHosts::on_cpus(vec![proxy_cpus[0]; lanes], peers_cpu, PathBuf::new()).unwrap())
+    }
+
+    /// Requests are answered, bytes in bulk arrive, and the proxy's CPU time is seen.
+    fn assert_serves(hosts: &ProxyHosts, proxy: LibraryProxy) {
+        let stop = AtomicBool::new(false);
+        let subject = Subject::Library(proxy);
+        let sample = hosts.sample(subject, Generator::Own, DURATION, &stop).unwrap();
+        assert!(
+            sample.requests > 0 && sample.failed == 0 && sample.proxy_cpu_ns > 0.0,
+            "{proxy:?}: {sample:?}"
+        );
+        let bulk = hosts.bulk(subject, DURATION, &stop).unwrap();
+        assert!(bulk.bytes_per_s > 0.0 && bulk.failed == 0, "{proxy:?}: {bulk:?}");
+    }
+
+    #[test]
+    fn netns_two_lanes_of_a_proxy_serve() {
+        let Some(hosts) = hosts("netns_two_lanes_of_a_proxy_serve", 2) else { return };
+        for stack in [LaneStack::Kernel, LaneStack::Xdp { batch: None, buffer: None }] {
+            assert_serves(&hosts, LibraryProxy { stack, is_pinned: true, offloads: true });
+        }
+    }
+
+    #[test]
+    fn netns_a_lane_of_a_proxy_serves_without_optimisations() {
+        let name = "netns_a_lane_of_a_proxy_serves_without_optimisations";
+        let Some(hosts) = hosts(name, 1) else { return };
+        let stack = LaneStack::Xdp { batch: Some(1), buffer: Some(4096) };
+        assert_serves(&hosts, LibraryProxy { stack, is_pinned: false, offloads: false });
+        // The next proxy can listen at once, with other options.
+        assert_serves(&hosts, LibraryProxy { stack, is_pinned: true, offloads: true });
+    }
+
+    #[test]
+    fn netns_wrk_is_answered() {
+        let name = "netns_wrk_is_answered";
+        if !skip::need(name, Generator::Wrk.is_installed(), "wrk") {
+            return;
+        }
+        let Some(hosts) = hosts(name, 1) else { return };
+        let proxy = LibraryProxy { stack: LaneStack::Kernel, is_pinned: true, offloads: true };
+        let sample =
+            hosts.sample(Subject::Library(proxy), Generator::Wrk, DURATION, &AtomicBool::new(false)).unwrap();
+        assert!(sample.requests > 0 && sample.p99_ns > 0.0 && sample.proxy_cpu_ns > 0.0, "{sample:?}");
+    }
+
+    #[test]
+    fn more_lanes_than_cpus_are_refused_with_the_reason() {
+        let Err(err) = ProxyHosts::new(1000, PathBuf::new()) else { panic!("1000 lanes") };
+        assert!(err.to_string().contains("need 1001 CPUs"), "{err:#}");
     }
 }
