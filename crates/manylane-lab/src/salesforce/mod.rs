@@ -1,5 +1,5 @@
-//! Salesforce: a TCP proxy on the Linux Kernel Library (LKL), a stack in user space, beside the same
-//! proxy on the kernel's stack. Here, the stack in user space is that of a lane over AF_XDP.
+//! Salesforce: a TCP proxy on the Linux Kernel Library (LKL), a stack in user space, beside the
+//! same proxy on the kernel's stack. Here, the stack in user space is that of a lane over AF_XDP.
 //!
 //! | module | reproduces |
 //! |---|---|
