@@ -21,11 +21,11 @@ pub struct ProxySample {
     pub proxy_cpu_ns: f64,
     /// Share of the time that the proxy's CPU was busy.
     pub proxy_cores: f64,
-    /// Median time of a request in nanoseconds; with a connection for each, from its SYN. None if
-    /// it is not measured.
-    pub p50_ns: Option<f64>,
+    /// Median time of a request in nanoseconds; with a connection for each, from its SYN. 0 if it
+    /// is not measured.
+    pub p50_ns: f64,
     /// 99th percentile in nanoseconds.
-    pub p99_ns: Option<f64>,
+    pub p99_ns: f64,
     /// Bytes per second that clients received.
     pub bytes_per_s: f64,
     /// The same per second of the proxy's CPU.
@@ -54,7 +54,7 @@ pub struct ProxyRow {
     pub proxy_cpu_ns: f64,
     /// See [`ProxySample`].
     pub proxy_cores: f64,
-    /// See [`ProxySample`].
+    /// See [`ProxySample`]; none if it is not measured.
     pub p50_ns: Option<f64>,
     /// See [`ProxySample`].
     pub p99_ns: Option<f64>,
@@ -91,8 +91,8 @@ impl ProxyRow {
             requests_per_s: middle(|sample| sample.requests_per_s),
             proxy_cpu_ns: middle(|sample| sample.proxy_cpu_ns),
             proxy_cores: middle(|sample| sample.proxy_cores),
-            p50_ns: middle_of(|sample| sample.p50_ns),
-            p99_ns: middle_of(|sample| sample.p99_ns),
+            p50_ns: middle_of(|sample| Some(sample.p50_ns).filter(|nanos| *nanos > 0.0)),
+            p99_ns: middle_of(|sample| Some(sample.p99_ns).filter(|nanos| *nanos > 0.0)),
             bytes_per_s: middle(|sample| sample.bytes_per_s),
             bytes_per_cpu_s: middle(|sample| sample.bytes_per_cpu_s),
             bytes_per_connection: middle_of(|sample| sample.bytes_per_connection),
@@ -160,9 +160,7 @@ impl Figures for ProxyRow {
             (Default::default(), rates)
         };
         let times = match (self.p50_ns, self.p99_ns) {
-            (Some(p50), Some(p99)) => {
-                [micros(p50), micros(p99), ratio(|sample| sample.p99_ns.unwrap_or(f64::NAN))]
-            }
+            (Some(p50), Some(p99)) => [micros(p50), micros(p99), ratio(|sample| sample.p99_ns)],
             _ => Default::default(),
         };
         let load = self

@@ -10,12 +10,11 @@ use manylane::tcp::{Id, TcpBuilder, TcpLane, What};
 
 use super::bed::{Bed, SERVER_LINK};
 use super::contender::{Contender, RunningProxy};
+use super::plan::{Config, FEW, IDLE, Load, PORT, Plan, WARM_UP_TIME};
 use super::servers::{ANSWER_LEN, KEEP, REQUEST_LEN};
-use super::{Config, FEW, Load, PORT, Plan, WARM_UP_TIME};
+
 use crate::schema::ProxySample;
 
-/// Connections without traffic.
-pub(super) const IDLE: usize = 50_000;
 /// Connections that are asked for at a time.
 const CONNECTING_MAX: usize = 256;
 /// Timeout until they are there.

@@ -2,6 +2,7 @@
 //!
 //! | module | has |
 //! |---|---|
+//! | `plan` | what clients do, and to which proxies |
 //! | `bed` | three hosts in a row: clients, the proxy, servers; which CPU does whose work |
 //! | `contender` | HAProxy, nginx, and `manylane proxy` with both stacks |
 //! | `clients`, `servers` | the peers, on sockets of the kernel, one thread each |
@@ -17,110 +18,24 @@ mod clients;
 mod contender;
 mod idle;
 mod library;
+mod plan;
 mod servers;
 pub mod trial;
 mod wrk;
 
-use std::fmt;
-use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use manylane_measure::named_enum;
 
 use self::bed::Bed;
-use self::clients::{Clients, Outcome, Traffic};
+use self::clients::{Clients, Outcome};
 pub use self::contender::Contender;
+use self::plan::{Config, PORT, RATE_FRACTION, WARM_UP_TIME};
+pub use self::plan::{Load, Plan};
 use self::servers::Servers;
 use crate::schema::{BENCH_PROXY, BenchSettings, Document, ProxyRow, ProxySample};
 use crate::{Controller, Options, Setup, check_stop, run_pinned, run_rounds};
-
-/// Connections of the loads with few and with many.
-const FEW: usize = 64;
-const MANY: usize = 5000;
-/// Connections of the bulk loads.
-const STREAMS: usize = 8;
-/// Share of the baseline's highest rate at which latency is measured.
-const RATE_FRACTION: f64 = 0.7;
-/// Time before each sample that is not measured.
-const WARM_UP_TIME: Duration = Duration::from_millis(200);
-/// The proxy's port.
-const PORT: u16 = 8000;
-
-named_enum! {
-    /// What clients do.
-    pub enum Load {
-        /// 64 connections that live on, one request at a time on each.
-        KeepAlive = "keep-alive",
-        /// 64 clients, a connection for each request.
-        Connect = "connect",
-        /// 5,000 connections that live on.
-        KeepAliveMany = "keep-alive-5000",
-        /// 5,000 clients, a connection for each request.
-        ConnectMany = "connect-5000",
-        /// 64 connections at a fixed rate.
-        Paced = "paced",
-        /// As keep-alive, with lanes as clients and servers; to compare with the next one.
-        Alone = "alone",
-        /// The same beside 50,000 connections without traffic.
-        AmongIdle = "among-idle",
-        /// Bytes from the servers, in frames of the wire's size.
-        Bulk = "bulk",
-        /// The same, where the devices take longer segments.
-        BulkOffload = "bulk-offload",
-    }
-}
-
-impl Load {
-    fn connections(self) -> usize {
-        match self {
-            Self::KeepAlive | Self::Connect | Self::Paced | Self::Alone => FEW,
-            Self::KeepAliveMany | Self::ConnectMany => MANY,
-            Self::AmongIdle => FEW + idle::IDLE,
-            Self::Bulk | Self::BulkOffload => STREAMS,
-        }
-    }
-
-    /// True if only lanes can have as many connections.
-    fn needs_lanes(self) -> bool {
-        matches!(self, Self::Alone | Self::AmongIdle)
-    }
-
-    fn traffic(self, rate: f64) -> Traffic {
-        match self {
-            Self::KeepAlive | Self::KeepAliveMany | Self::Alone | Self::AmongIdle => Traffic::KeepAlive,
-            Self::Connect | Self::ConnectMany => Traffic::Connect,
-            Self::Paced => Traffic::Paced(rate),
-            Self::Bulk | Self::BulkOffload => Traffic::Stream,
-        }
-    }
-}
-
-/// Options of the benchmark.
-#[derive(Debug, Clone)]
-pub struct Plan {
-    /// The proxies.
-    pub contenders: Vec<Contender>,
-    /// What clients do.
-    pub loads: Vec<Load>,
-    /// Requests per second of the paced load; by default 0.7 of the first contender's highest rate.
-    pub rate: Option<f64>,
-    /// The program `manylane`.
-    pub manylane: PathBuf,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Config {
-    load: Load,
-    contender: Contender,
-}
-
-impl fmt::Display for Config {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, {}", self.contender, self.load)
-    }
-}
 
 /// Runs the benchmark, with root.
 ///
@@ -222,8 +137,7 @@ fn measure(
 fn summarize(outcome: &Outcome, busy: Duration) -> ProxySample {
     let seconds = outcome.elapsed.as_secs_f64().max(1e-9);
     let busy_seconds = busy.as_secs_f64().max(1e-9);
-    let has_requests = outcome.requests > 0;
-    let at = |share: f64| has_requests.then(|| outcome.latency.value_at_quantile(share) as f64);
+    let at = |share: f64| outcome.latency.value_at_quantile(share) as f64;
     ProxySample {
         round: 0,
         requests: outcome.requests,

@@ -11,8 +11,9 @@ use super::bed::Bed;
 use super::contender::{Contender, RunningProxy, find};
 use super::library::RunningLanes;
 pub use super::library::{LaneStack, LibraryProxy};
+use super::plan::{FEW, Load, PORT};
 use super::servers::Servers;
-use super::{FEW, Load, PORT, measure, wrk};
+use super::{measure, wrk};
 use crate::schema::ProxySample;
 use crate::{Setup, check_stop, run_pinned};
 
