@@ -334,11 +334,12 @@ pub fn clients_that_do_not_read_stop_their_servers(bed: &ProxyBed) {
 pub fn memory_is_bounded(bed: &ProxyBed) {
     const STALLED: usize = 6;
     const LENGTH: usize = 24 << 20;
-    // Kernel sockets: enough for one session of a lane. TCP lanes: for the pairs of buffers of all
-    // sessions on one of two lanes.
+    // Kernel sockets: enough for one session of a lane. TCP lanes: for all sessions on one of two
+    // lanes. Each has two pairs of buffers, and what is received gets some only while less than a
+    // third of them is in use.
     let memory = match bed {
         ProxyBed::Loopback => 2 * (64 << 10),
-        ProxyBed::Netns(_) => 2 * 3 * (STALLED + 2) * (128 << 10),
+        ProxyBed::Netns(_) => 2 * 3 * 2 * (STALLED + 1) * (128 << 10),
     };
     let listener = bed.listen();
     let proxy = bed.start_within(memory, Options::default(), &[listener.local_addr().unwrap()]);
