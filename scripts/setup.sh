@@ -53,6 +53,8 @@ for extra in "$@"; do
     need knot-dnsutils test -x /usr/sbin/kxdpgun
     need python3 test -x /usr/bin/python3
     need nodejs test -x /usr/bin/node
+    # The load of the experiment of proxies.
+    need wrk test -x /usr/bin/wrk
     # Memory accesses of lanes.
     need valgrind command -v valgrind
     ;;

@@ -15,6 +15,9 @@ use super::servers::{ANSWER_LEN, CLOSE, KEEP, REQUEST_LEN, STREAM};
 const CONNECTING_MAX: usize = 512;
 /// Timeout until all connections are there.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a run goes on until a first answer: on a busy machine, the proxy may not have had a CPU
+/// meanwhile.
+const FIRST_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest time of a request that the histogram tells.
 const LATENCY_MAX: Duration = Duration::from_secs(60);
 
@@ -123,17 +126,19 @@ impl Clients {
         }
     }
 
-    /// Sends and receives for this time.
+    /// Sends and receives for this time, and until something was answered.
     pub(super) fn run(&mut self, duration: Duration) -> Result<Outcome> {
         self.outcome = Outcome::new()?;
         let start = Instant::now();
+        let end = start + duration;
         let mut paced = 0_u64;
         loop {
             let now = Instant::now();
-            if now >= start + duration {
+            let is_answered = self.outcome.requests > 0 || self.outcome.bytes > 0;
+            if now >= end && (is_answered || now >= end + FIRST_ANSWER_TIMEOUT) {
                 break;
             }
-            let mut timeout = start + duration - now;
+            let mut timeout = end.saturating_duration_since(now).max(Duration::from_millis(1));
             if let Traffic::Paced(rate) = self.traffic {
                 let due = |number: u64| start + Duration::from_secs_f64(number as f64 / rate);
                 while due(paced) <= now
