@@ -25,7 +25,7 @@ const volatile __u32 ways = 1;	 /* number of devices to send from */
 const volatile __u32 flows = 1;	 /* number of source ports */
 const volatile __u16 first_port; /* the first one; no overflow */
 const volatile __u8 ipv6;
-const volatile __u8 syn;	   /* SYNs with random ports, IPv4 */
+const volatile __u8 syn;	    /* SYNs with random ports, IPv4 */
 const volatile __u32 random_source; /* bits of the source to choose, IPv4 */
 
 #define WAYS_MAX 64
