@@ -2,15 +2,21 @@
 
 use std::fs::Permissions;
 use std::net::{SocketAddr, UdpSocket};
+use std::ops::RangeInclusive;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::AtomicU16;
+use std::sync::atomic::Ordering::Relaxed;
 use std::{fs, thread};
 
 use manylane_sys::netns::NetNs;
 use manylane_test_support::wait_for;
 use manylane_testbed::{Host, topology};
 use tempfile::TempDir;
+
+/// Below the ports that the kernel gives by default (net.ipv4.ip_local_port_range).
+const SERVER_PORTS: RangeInclusive<u16> = 20_000..=31_999;
 
 /// A folder, and a network namespace with nothing but loopback if one can be created.
 pub(crate) struct Sandbox {
@@ -142,14 +148,23 @@ impl Sandbox {
         })
     }
 
-    /// An address that is free, for UDP and probably for TCP.
+    /// An address that is free, for UDP and probably for TCP, that no other test of this process
+    /// uses. A port that the kernel gave would be one that it may give again before the server
+    /// starts: a client with it gets its own requests.
     pub(crate) fn free_addr(&self) -> SocketAddr {
-        let addr = self.socket().local_addr().unwrap();
-        // A program that another test is starting has a copy of the socket until it is executed.
-        let bound = || self.inside(|| fs::read_to_string("/proc/thread-self/net/udp").unwrap());
-        let port = format!(":{:04X}", addr.port());
-        let is_port = |line: &str| line.split_whitespace().nth(1).is_some_and(|at| at.ends_with(&port));
-        wait_for("a free port", bound, |text| !text.lines().any(is_port));
-        addr
+        static NEXT: AtomicU16 = AtomicU16::new(0);
+        loop {
+            let port = *SERVER_PORTS.start() + NEXT.fetch_add(1, Relaxed) % SERVER_PORTS.len() as u16;
+            let addr = SocketAddr::from(([127, 0, 0, 1], port));
+            if self.inside(|| UdpSocket::bind(addr)).is_err() {
+                continue;
+            }
+            // A program that another test is starting has a copy of the socket for a while.
+            let bound = || self.inside(|| fs::read_to_string("/proc/thread-self/net/udp").unwrap());
+            let port = format!(":{port:04X}");
+            let is_port = |line: &str| line.split_whitespace().nth(1).is_some_and(|at| at.ends_with(&port));
+            wait_for("a free port", bound, |text| !text.lines().any(is_port));
+            return addr;
+        }
     }
 }
