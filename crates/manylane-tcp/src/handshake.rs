@@ -222,6 +222,11 @@ fn input_before_syn(
     if segment.has(Flags::ACK) && !acknowledges {
         if !segment.has(Flags::RST) {
             reset(core, segment, out);
+            // The peer may have had a connection from our port before, which it remembers as closed
+            // (TIME-WAIT), and which the reset ends. Once, and without the timeout, as in Linux.
+            if matches!(core.table.phase(index), Some(Phase::Handshake(handshake)) if handshake.tries == 1) {
+                answer(core, index, now, out);
+            }
         }
     } else if segment.has(Flags::RST) {
         if acknowledges {
