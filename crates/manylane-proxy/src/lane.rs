@@ -106,6 +106,7 @@ impl ProxyLane for TcpLane {
             ("malformed", counters.malformed),
             ("sent_by_kernel", counters.sent_by_kernel),
             ("unsent", counters.unsent),
+            ("unresolved", counters.unresolved),
             ("handed_over", counters.handed_over),
             ("handover_full", counters.handover_full),
             ("icmp_errors", counters.icmp_errors),

@@ -38,7 +38,7 @@ pub(super) struct TcpRow {
 /// True for a counter of segments that reached no connection, or did not leave.
 pub(super) fn is_loss(counter: &str) -> bool {
     counter.starts_with("dropped_")
-        || matches!(counter, "malformed" | "unsent" | "handover_full" | "xsk_dropped")
+        || matches!(counter, "malformed" | "unsent" | "unresolved" | "handover_full" | "xsk_dropped")
 }
 
 impl TcpCounts {
