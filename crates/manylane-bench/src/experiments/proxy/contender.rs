@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use manylane_measure::{machine, named_enum};
+use manylane_sys::process;
 use tempfile::TempDir;
 
 use super::bed::{Bed, CLIENT_LINK, SERVER_LINK};
@@ -16,6 +17,10 @@ use crate::run_pinned;
 
 /// Timeout until a proxy accepts connections.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout until it has ended in order.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+/// As in signal(7).
+const SIGTERM: i32 = 15;
 /// Where Debian has nginx's module for TCP.
 const NGINX_STREAM: &str = "/usr/lib/nginx/modules/ngx_stream_module.so";
 
@@ -88,7 +93,7 @@ impl Contender {
     fn manylane(self, command: &mut Command, bed: &Bed, listen: SocketAddr, server: SocketAddr) {
         let (listen, server) = (listen.to_string(), server.to_string());
         command.args(["proxy", "--listen", &listen, "--to", &server, "--lanes", "1"]);
-        command.args(["--check-interval", "0", "--idle-timeout", "1h"]);
+        command.args(["--check-interval", "0", "--idle-timeout", "1h", "--drain-timeout", "1ms"]);
         if self == Self::ProxyKernel {
             command.args(["--stack", "kernel"]);
         } else {
@@ -162,6 +167,13 @@ impl RunningProxy {
 
 impl Drop for RunningProxy {
     fn drop(&mut self) {
+        // In order at first: ports that it has reserved in its network namespace would stay so, and
+        // the next proxy would have none.
+        _ = process::send_signal(self.child.id().cast_signed(), SIGTERM);
+        let start = Instant::now();
+        while matches!(self.child.try_wait(), Ok(None)) && start.elapsed() < STOP_TIMEOUT {
+            thread::sleep(Duration::from_millis(5));
+        }
         // It may have ended.
         _ = self.child.kill();
         _ = self.child.wait();

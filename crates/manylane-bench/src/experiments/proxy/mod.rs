@@ -7,7 +7,8 @@
 //! | `contender` | HAProxy, nginx, and `manylane proxy` with both stacks |
 //! | `clients`, `servers` | the peers, on sockets of the kernel, one thread each |
 //! | `idle` | the cost of connections without traffic |
-//! | [`trial`], `library`, `wrk` | for other experiments: one sample of one proxy, also of one inside of this process, and with another generator |
+//! | [`trial`] | for other experiments: one sample of one proxy |
+//! | `library`, `wrk` | a proxy inside of this process; another generator |
 //!
 //! The cost of a request is the CPU time of the proxy's process and of the kernel threads that
 //! receive for its devices, by the number of requests: what its CPU does, without the work of
