@@ -133,7 +133,7 @@ fn netns_tcp_lane_survives_floods_of_syns() {
     host.ip_batch(&format!("route add default via {}\n", linux.ip4(0))).unwrap();
     let (counters, _) = flood(&testbed, ([5, 0, 0, 0].into(), 8));
     assert!(counters.sent_by_kernel <= 100 && counters.unresolved == 0, "{counters:#?}");
-    // On the link: nobody has these addresses.
+    // On the link: no host has these addresses.
     host.ip_batch(&format!("route add 10.78.0.0/16 dev {}\n", host.device(0))).unwrap();
     let (counters, may_resolve) = flood(&testbed, ([10, 78, 0, 0].into(), 16));
     assert!(counters.sent_by_kernel + counters.unsent <= 100 + may_resolve, "{counters:#?}");

@@ -9,7 +9,9 @@ pub mod reply_count;
 #[cfg(feature = "skip")]
 pub mod skip;
 mod sysfs;
+mod tcp_frame;
 pub mod topology;
 
 pub use host::Host;
+pub use tcp_frame::tcp_frame;
 pub use topology::{Layout, Testbed};

@@ -4,22 +4,20 @@ use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
 use std::os::fd::AsFd as _;
 use std::thread;
-use std::time::Duration;
 
 use manylane_proxy::Options;
 use manylane_sys::packet::PacketSocket;
 use manylane_sys::sock;
-use manylane_testbed::{Host, Layout, Testbed};
+use manylane_testbed::{Host, Layout, Testbed, tcp_frame};
 use manylane_tests::TEST_TIMEOUT;
 use manylane_tests::proxy_suite::ProxyBed;
 use manylane_tests::tcp_peer::{echo, exchange, exchange_during};
-use manylane_wire::ethernet::{Ethernet, Mac, ether_type};
-use manylane_wire::ipv4::{self, Ipv4Header};
+use manylane_wire::ethernet::Ethernet;
 use manylane_wire::packet::Packet;
 use manylane_wire::tcp::{self, Flags, Tcp, TcpHeader};
 
 use crate::xdp_support::{add_queue, testbed_of_one_queue};
-use crate::xdp_tcp_support::{tcp_testbed, without_segmentation};
+use crate::xdp_tcp_support::{change_mac, take_link_down, tcp_testbed, without_segmentation};
 
 fn bed(name: &str) -> Option<Testbed> {
     tcp_testbed(name, &Layout { queues: 1, ipv6: false, ..Layout::default() })
@@ -44,22 +42,12 @@ fn survive(testbed: Option<Testbed>, happen: impl FnOnce(&Host, &Host)) {
 
 #[test]
 fn netns_proxy_survives_a_link_that_is_down() {
-    survive(bed("netns_proxy_survives_a_link_that_is_down"), |linux, host| {
-        linux.set_link(0, false).unwrap();
-        thread::sleep(Duration::from_secs(2));
-        linux.set_link(0, true).unwrap();
-        host.wait_for_carrier(0).unwrap();
-    });
+    survive(bed("netns_proxy_survives_a_link_that_is_down"), take_link_down);
 }
 
 #[test]
 fn netns_proxy_survives_a_new_mac_of_the_next_hop() {
-    const MAC: &str = "02:00:00:00:77:02";
-    survive(bed("netns_proxy_survives_a_new_mac_of_the_next_hop"), |linux, host| {
-        linux.ip_batch(&format!("link set dev {} address {MAC}", linux.device(0))).unwrap();
-        let (peer, device) = (linux.ip4(0), host.device(0));
-        host.ip_batch(&format!("neigh replace {peer} lladdr {MAC} dev {device} nud permanent")).unwrap();
-    });
+    survive(bed("netns_proxy_survives_a_new_mac_of_the_next_hop"), change_mac);
 }
 
 /// The kernel must not get what arrives while the lanes' addresses are not known again: it would
@@ -127,21 +115,6 @@ impl<'a> Intruder<'a> {
         let ((linux, host), (SocketAddr::V4(us), SocketAddr::V4(proxy))) = (self.hosts, self.ends) else {
             panic!("not IPv4")
         };
-        let ethernet = Ethernet {
-            destination: Mac(host.mac(0)),
-            source: Mac(linux.mac(0)),
-            vlans: [None; 2],
-            ether_type: ether_type::IPV4,
-        };
-        let ip = Ipv4Header {
-            traffic_class: 0,
-            id: 0,
-            dont_fragment: true,
-            ttl: 64,
-            protocol: tcp::PROTOCOL,
-            source: *us.ip(),
-            destination: *proxy.ip(),
-        };
         let tcp = TcpHeader {
             source: us.into(),
             destination: proxy.into(),
@@ -152,11 +125,7 @@ impl<'a> Intruder<'a> {
             urgent: 0,
             options: tcp::Options::default(),
         };
-        let length = tcp::HEADER_LEN + payload.len();
-        let mut frame = vec![0; ethernet.header_len() + ipv4::HEADER_LEN + length];
-        let segment = ip.write(ethernet.write(&mut frame).unwrap(), length).unwrap();
-        tcp.write(segment, payload).unwrap();
-        segment[tcp::HEADER_LEN..].copy_from_slice(payload);
+        let frame = tcp_frame((linux, host, 0), [None; 2], &tcp, payload).unwrap();
         self.socket.send(&frame).unwrap();
     }
 

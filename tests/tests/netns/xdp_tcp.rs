@@ -15,16 +15,15 @@ use manylane::{Builder, Engine, ErrorKind, Received};
 use manylane_sys::epoll::Epoll;
 use manylane_sys::packet::PacketSocket;
 use manylane_sys::sock;
-use manylane_testbed::{Host, Layout};
+use manylane_testbed::{Host, Layout, tcp_frame};
 use manylane_tests::tcp_peer::{self, exchange, exchange_during};
-use manylane_wire::ethernet::{Ethernet, Mac, Vlan, ether_type};
-use manylane_wire::ipv4::{self, Ipv4Header};
+use manylane_wire::ethernet::{Ethernet, Vlan, ether_type};
 use manylane_wire::packet::Packet;
-use manylane_wire::tcp::{self, Flags, Options, Tcp, TcpHeader};
+use manylane_wire::tcp::{Flags, Options, Tcp, TcpHeader};
 
 use crate::netns_support::client;
 use crate::tcp_support::kernel_clients;
-use crate::xdp_tcp_support::{Lanes, TICK, ask, echo, echo_until, tcp_testbed};
+use crate::xdp_tcp_support::{Lanes, TICK, ask, change_mac, echo, echo_until, take_link_down, tcp_testbed};
 
 const PORT: u16 = 4280;
 
@@ -177,12 +176,6 @@ fn netns_tcp_lane_lives_beside_a_lane_of_udp() {
 
 /// A SYN from `port` of a host, in a frame with these tags.
 fn syn(from: &Host, to: &Host, port: u16, vlans: [Option<Vlan>; 2]) -> Vec<u8> {
-    let ethernet = Ethernet {
-        destination: Mac(to.mac(0)),
-        source: Mac(from.mac(0)),
-        vlans,
-        ether_type: ether_type::IPV4,
-    };
     let tcp = TcpHeader {
         source: (from.ip4(0), port).into(),
         destination: (to.ip4(0), PORT).into(),
@@ -193,20 +186,7 @@ fn syn(from: &Host, to: &Host, port: u16, vlans: [Option<Vlan>; 2]) -> Vec<u8> {
         urgent: 0,
         options: Options::default(),
     };
-    let ip = Ipv4Header {
-        traffic_class: 0,
-        id: 0,
-        dont_fragment: true,
-        ttl: 64,
-        protocol: tcp::PROTOCOL,
-        source: from.ip4(0),
-        destination: to.ip4(0),
-    };
-    let mut frame = vec![0; ethernet.header_len() + ipv4::HEADER_LEN + tcp::HEADER_LEN];
-    let packet = ethernet.write(&mut frame).unwrap();
-    let segment = ip.write(packet, tcp::HEADER_LEN).unwrap();
-    tcp.write(segment, &[]).unwrap();
-    frame
+    tcp_frame((from, to, 0), vlans, &tcp, &[]).unwrap()
 }
 
 /// A connection stays in the VLAN that its SYN came in.
@@ -371,20 +351,10 @@ fn survive(name: &str, happen: impl FnOnce(&Host, &Host)) {
 
 #[test]
 fn netns_tcp_connection_survives_a_link_that_is_down() {
-    survive("netns_tcp_connection_survives_a_link_that_is_down", |linux, host| {
-        linux.set_link(0, false).unwrap();
-        thread::sleep(Duration::from_secs(2));
-        linux.set_link(0, true).unwrap();
-        host.wait_for_carrier(0).unwrap();
-    });
+    survive("netns_tcp_connection_survives_a_link_that_is_down", take_link_down);
 }
 
 #[test]
 fn netns_tcp_connection_survives_a_new_mac_of_the_next_hop() {
-    const MAC: &str = "02:00:00:00:77:01";
-    survive("netns_tcp_connection_survives_a_new_mac_of_the_next_hop", |linux, host| {
-        linux.ip_batch(&format!("link set dev {} address {MAC}", linux.device(0))).unwrap();
-        let (peer, device) = (linux.ip4(0), host.device(0));
-        host.ip_batch(&format!("neigh replace {peer} lladdr {MAC} dev {device} nud permanent")).unwrap();
-    });
+    survive("netns_tcp_connection_survives_a_new_mac_of_the_next_hop", change_mac);
 }

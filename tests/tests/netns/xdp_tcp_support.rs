@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use manylane::tcp::{Id, TcpBuilder, TcpCounters, TcpLane, What};
@@ -26,6 +26,22 @@ pub(crate) fn without_segmentation(testbed: Testbed) -> Testbed {
         testbed.host(host).set_segmentation(0, false).unwrap();
     }
     testbed
+}
+
+/// Takes the link of both hosts down for two seconds.
+pub(crate) fn take_link_down(linux: &Host, host: &Host) {
+    linux.set_link(0, false).unwrap();
+    thread::sleep(Duration::from_secs(2));
+    linux.set_link(0, true).unwrap();
+    host.wait_for_carrier(0).unwrap();
+}
+
+/// Gives the device of `linux` another MAC, and tells `host`.
+pub(crate) fn change_mac(linux: &Host, host: &Host) {
+    const MAC: &str = "02:00:00:00:77:01";
+    linux.ip_batch(&format!("link set dev {} address {MAC}", linux.device(0))).unwrap();
+    let (peer, device) = (linux.ip4(0), host.device(0));
+    host.ip_batch(&format!("neigh replace {peer} lladdr {MAC} dev {device} nud permanent")).unwrap();
 }
 
 /// Lanes that serve until they are stopped.

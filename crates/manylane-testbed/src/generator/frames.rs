@@ -5,12 +5,12 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 use anyhow::{Result, bail, ensure};
 use manylane_measure::Traffic;
 use manylane_wire::checksum::Sum;
-use manylane_wire::ethernet::{self, Ethernet, Mac, ether_type};
+use manylane_wire::ethernet::{self, Mac};
 use manylane_wire::frame::UdpFrame;
-use manylane_wire::ipv4::{self, Ipv4Header};
 use manylane_wire::tcp::{self, Flags, Options, TcpHeader};
 
 use crate::host::Host;
+use crate::tcp_frame::tcp_frame;
 
 /// Bytes that fit one page beside the kernel's own data, on every kernel so far.
 const PACKET_LEN_MAX: usize = 3300;
@@ -47,12 +47,6 @@ pub(super) fn syn(
     target: SocketAddrV4,
     source: Ipv4Addr,
 ) -> Result<Template> {
-    let ethernet = Ethernet {
-        destination: Mac(to.mac(link)),
-        source: Mac(from.mac(link)),
-        vlans: [None; 2],
-        ether_type: ether_type::IPV4,
-    };
     let tcp = TcpHeader {
         source: (source, 0).into(),
         destination: target.into(),
@@ -63,20 +57,9 @@ pub(super) fn syn(
         urgent: 0,
         options: Options::default(),
     };
-    let ip = Ipv4Header {
-        traffic_class: 0,
-        id: 0,
-        dont_fragment: true,
-        ttl: 64,
-        protocol: tcp::PROTOCOL,
-        source,
-        destination: *target.ip(),
-    };
-    let head = ethernet.header_len() + ipv4::HEADER_LEN + tcp::HEADER_LEN;
-    let mut frame = vec![0; head];
-    let written = ethernet.write(&mut frame).and_then(|packet| ip.write(packet, tcp::HEADER_LEN));
-    let Ok(segment) = written else { bail!("cannot build the frame of a SYN") };
-    ensure!(tcp.write(segment, &[]).is_ok(), "cannot build a SYN");
+    let mut frame = tcp_frame((from, to, link), [None; 2], &tcp, &[])?;
+    let head = frame.len();
+    let segment = &mut frame[head - tcp::HEADER_LEN..];
     segment[16..18].fill(0);
     let length = tcp::HEADER_LEN as u16;
     let pseudo = Sum::pseudo_v4(source, *target.ip(), tcp::PROTOCOL, length);
