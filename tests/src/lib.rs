@@ -8,6 +8,7 @@
 mod client;
 mod lane_driver;
 pub mod lifecycle;
+mod proxy_bed;
 pub mod proxy_suite;
 mod serving;
 mod slow_server;
