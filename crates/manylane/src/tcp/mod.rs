@@ -38,7 +38,7 @@
 //!
 //! | what | owner | when it is full or missing |
 //! |---|---|---|
-//! | frames to the addresses and ports below | the lane of their queue | ring full: dropped, counted |
+//! | frames to these addresses and ports | the lane of their queue | ring full: dropped, counted |
 //! | addresses that are listened on | a kernel socket that lets nothing in | in use: an error |
 //! | source ports | the lane, in blocks (`source_ports`) | all in use to one peer: an error |
 //! | a packet of another lane's connection | handed over (`handover`) | box full: dropped, counted |

@@ -5,12 +5,13 @@
 //! | [`PacketQueues::receive`]: a batch of one queue | the lane | - |
 //! | [`Packets`]: without link headers | the batch; changed in place | no IP: counted |
 //! | [`PacketOut::space`]: a free frame | the lane | no frame, or TX ring full: sent later |
-//! | [`PacketOut::send`]: next hop, link header | the kernel, then free | unknown: by a raw socket, within [a budget](super::resolve_budget) |
+//! | [`PacketOut::send`]: next hop, link header | the kernel, then free | unknown: by a raw socket |
 //! | [`PacketOut::finish`], once a batch | the kernel | device full: see [`unsent`](super::unsent) |
 //!
 //! A frame is taken from the queue of the batch, because most packets answer one of it. If the next
 //! hop is over another device of the lane, it is copied into a frame of that one. What goes by the
 //! raw socket is counted: its next hop is unknown, or over a device without a queue of the lane.
+//! Answers that make the kernel resolve a neighbour have a [budget](super::resolve_budget).
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
