@@ -5,6 +5,7 @@ pub mod generator;
 pub mod host;
 pub mod link;
 mod pci_device;
+pub mod relay;
 pub mod reply_count;
 #[cfg(feature = "skip")]
 pub mod skip;
