@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use crate::congestion::Algorithm;
+use crate::congestion::{Algorithm, NewController};
 use crate::error::{Error, Result};
-use crate::sender::NewController;
 
 /// Least MTU: what every host takes (RFC 1122, section 3.3.2).
 const MTU_MIN: u16 = 576;
@@ -58,7 +57,7 @@ impl Default for Config {
             receive_buffer: 64 << 10,
             send_buffer: 64 << 10,
             buffers_kept: Duration::from_millis(200),
-            controller: |mss| Algorithm::default().controller(mss),
+            controller: Algorithm::default().new_controller(),
             mtu: 1500,
             user_timeout: Duration::from_secs(60),
             keep_alive: Some(Duration::from_secs(7200)),

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use crate::congestion::NewController;
 use crate::edge::{Edge, Terms};
 use crate::endpoint::{Endpoint, Progress};
 use crate::flow::Flow;
-use crate::sender::{NewController, Sender};
+use crate::sender::Sender;
 use crate::time::Time;
 
 /// How far a connection is.

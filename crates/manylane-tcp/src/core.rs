@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use manylane_wire::tcp::HEADER_LEN;
 
 use crate::config::Config;
+use crate::congestion::NewController;
 use crate::connection::{Need, Open, Phase};
 use crate::counters::Counters;
 use crate::endpoint::{Endpoint, Machine, UNKNOWN_ROUND_TRIP};
@@ -15,7 +16,6 @@ use crate::flow::Flow;
 use crate::output::Output;
 use crate::packet::{Control, ip_header_len};
 use crate::secret::Secret;
-use crate::sender::NewController;
 use crate::table::Table;
 use crate::time::Time;
 use crate::time_wait::TimeWait;

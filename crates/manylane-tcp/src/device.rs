@@ -7,6 +7,8 @@ use smoltcp::time::Instant;
 use crate::edge::{Edge, Sent};
 use crate::inner::{INNER_IP_LEN, write_inner_ip};
 use crate::output::Output;
+use crate::scoreboard::Scoreboard;
+use crate::sequence::is_before;
 use crate::time::Time;
 
 fn capabilities(mss: u16) -> DeviceCapabilities {
@@ -18,12 +20,36 @@ fn capabilities(mss: u16) -> DeviceCapabilities {
     capabilities
 }
 
+/// Segments that smoltcp sends and that do not leave.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Skip<'a> {
+    /// None.
+    Nothing,
+    /// All.
+    Everything,
+    /// Those that the peer has, and those below a number, if there is one: they were sent again.
+    Known(&'a Scoreboard, Option<u32>),
+}
+
+impl Skip<'_> {
+    fn takes(self, (sequence, end): (u32, u32)) -> bool {
+        match self {
+            Skip::Nothing => false,
+            Skip::Everything => true,
+            Skip::Known(scoreboard, resent_to) => {
+                resent_to.is_some_and(|to| is_before(sequence, to)) || scoreboard.covers(sequence, end)
+            }
+        }
+    }
+}
+
 /// The device of a connection: what smoltcp sends becomes a packet of ours in the output.
 pub(crate) struct Wire<'a, O> {
     received: Option<&'a [u8]>,
     edge: &'a mut Edge,
     out: &'a mut O,
     now: Time,
+    skip: Skip<'a>,
     sent: Option<Sent>,
 }
 
@@ -33,8 +59,9 @@ impl<'a, O: Output> Wire<'a, O> {
         edge: &'a mut Edge,
         out: &'a mut O,
         now: Time,
+        skip: Skip<'a>,
     ) -> Wire<'a, O> {
-        Wire { received, edge, out, now, sent: None }
+        Wire { received, edge, out, now, skip, sent: None }
     }
 
     /// What was sent, if anything was.
@@ -65,6 +92,14 @@ impl<O: Output> TxToken for Space<'_, '_, O> {
             return write(&mut vec![0; length]);
         };
         let result = write(&mut space[start..start + length]);
+        if let Some(numbers) = wire.edge.numbers(space, length)
+            && numbers.0 != numbers.1
+            && wire.skip.takes(numbers)
+        {
+            let (sequence, end) = numbers;
+            wire.sent = Some(Sent { sequence, end, again: true, skipped: true });
+            return result;
+        }
         if let Some((length, sent)) = wire.edge.translate(space, length, wire.now) {
             wire.out.send(length, wire.edge.flow.link());
             wire.sent = Some(sent);

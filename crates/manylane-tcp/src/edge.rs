@@ -83,6 +83,8 @@ pub(crate) struct Sent {
     pub(crate) end: u32,
     /// Some of it had been sent before.
     pub(crate) again: bool,
+    /// It did not leave, because the peer has it.
+    pub(crate) skipped: bool,
 }
 
 /// Numbers of a connection, on the wire.
@@ -355,6 +357,14 @@ impl Edge {
         self.inner_start() + INNER_IP_LEN + HEADER_LEN + OPTIONS_LEN_MAX + usize::from(self.mss)
     }
 
+    /// The numbers of a packet of the state machine, as [`translate`](Self::translate) takes it.
+    pub(crate) fn numbers(&self, packet: &[u8], length: usize) -> Option<(u32, u32)> {
+        let start = self.inner_start() + INNER_IP_LEN;
+        let inner = Tcp::parse(packet.get(start..start + length.checked_sub(INNER_IP_LEN)?)?).ok()?;
+        let sequence = inner.sequence.wrapping_add(self.offset);
+        Some((sequence, sequence.wrapping_add(length32(inner.sequence_len()))))
+    }
+
     /// Makes a packet of ours of one of the state machine, `length` bytes from
     /// [`inner_start`](Self::inner_start) on. Returns the length of ours and what it has sent, or
     /// `None` if it is none that leaves.
@@ -408,7 +418,7 @@ impl Edge {
         self.receive_next = later(self.receive_next, header.acknowledgment);
         let window = u32::from(header.window) << self.receive_shift;
         self.receive_edge = later(self.receive_edge, header.acknowledgment.wrapping_add(window));
-        Sent { sequence: header.sequence, end, again }
+        Sent { sequence: header.sequence, end, again, skipped: false }
     }
 }
 

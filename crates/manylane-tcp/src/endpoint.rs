@@ -17,7 +17,7 @@ use smoltcp::socket::tcp::{Socket, SocketBuffer, State};
 use smoltcp::time::Instant;
 use smoltcp::wire::{HardwareAddress, IpCidr};
 
-use crate::device::{Rehearsal, Wire};
+use crate::device::{Rehearsal, Skip, Wire};
 use crate::edge::{Edge, PATH_MSS, Sent};
 use crate::inner::{INNER_LOCAL, INNER_REMOTE};
 use crate::output::Output;
@@ -28,6 +28,8 @@ use crate::time::Time;
 const SPEED: u64 = 5;
 /// How long an ACK waits for data to go with.
 const ACK_DELAY: Duration = Duration::from_millis(40);
+/// Later than any timer of smoltcp: its longest timeout is a minute of its clock.
+const FUTURE: Duration = Duration::from_secs(60);
 /// Round trip of a connection whose own is not known: it makes the first timeout one second (RFC
 /// 6298, section 2).
 pub(crate) const UNKNOWN_ROUND_TRIP: Duration = Duration::from_millis(333);
@@ -157,7 +159,7 @@ impl Endpoint {
         out: &mut O,
     ) -> Option<Sent> {
         let interface = machine.interface(edge);
-        let mut device = Wire::new(Some(inner), edge, out, now);
+        let mut device = Wire::new(Some(inner), edge, out, now, Skip::Nothing);
         interface.poll_ingress_single(instant(now), &mut device, &mut self.sockets);
         let sent = device.sent();
         self.update(edge);
@@ -200,10 +202,29 @@ impl Endpoint {
         edge: &mut Edge,
         now: Time,
         out: &mut O,
+        skip: Skip<'_>,
     ) -> Option<Sent> {
         let interface = machine.interface(edge);
-        let mut device = Wire::new(None, edge, out, now);
+        let mut device = Wire::new(None, edge, out, now, skip);
         interface.poll_egress(instant(now), &mut device, &mut self.sockets);
+        device.sent()
+    }
+
+    /// Sends the oldest segment, and makes the state machine send all behind it again, one by one,
+    /// as after a timeout: by a look far into the future. Its timer is as far away then, until
+    /// something is acknowledged. `times`: how often that was done since something was.
+    pub(crate) fn rewind<O: Output>(
+        &mut self,
+        machine: &mut Machine,
+        edge: &mut Edge,
+        now: Time,
+        out: &mut O,
+        (skip, times): (Skip<'_>, u16),
+    ) -> Option<Sent> {
+        let interface = machine.interface(edge);
+        let mut device = Wire::new(None, edge, out, now, skip);
+        let later = instant(now + FUTURE * (u32::from(times) + 1));
+        interface.poll_egress(later, &mut device, &mut self.sockets);
         device.sent()
     }
 

@@ -6,6 +6,7 @@ use manylane_wire::tcp::Flags;
 
 use crate::connection::{Need, Open, Phase};
 use crate::core::Core;
+use crate::device::Skip;
 use crate::edge::{Edge, Verdict};
 use crate::endpoint::{Endpoint, Progress};
 use crate::event::{Reason, What};
@@ -86,7 +87,8 @@ pub(crate) fn input<O: Output>(
     let sent = endpoint.input(&mut core.machine, &mut open.edge, inner, now, out);
     let acknowledged = open.edge.unacknowledged.wrapping_sub(unacknowledged);
     let can_resend = endpoint.can_resend();
-    let reaction = open.sender.on_ack(&open.edge, acknowledged, is_plain && can_resend, can_resend, now);
+    let duplicate = (is_plain && can_resend, can_resend);
+    let reaction = open.sender.on_ack(&open.edge, acknowledged, &segment.options.sack, duplicate, now);
     core.counters.losses += u64::from(reaction.is_loss);
     if reaction.resends {
         endpoint.resend_oldest(&mut core.machine, &open.edge, now);
@@ -110,8 +112,7 @@ fn tell_news(core: &mut Core, index: u32) {
     let tell_readable = is_readable && !std::mem::replace(&mut open.told_readable, is_readable);
     // Not for each segment that is acknowledged: for a third of all, as in Linux.
     let held = endpoint.unacknowledged();
-    let room = open.sender.room(held).min(endpoint.writable());
-    let tell_writable = open.wants_to_write && room * 2 > held;
+    let tell_writable = open.wants_to_write && endpoint.writable() * 2 > held;
     open.wants_to_write &= !tell_writable;
     if tell_readable {
         core.tell(index, What::Readable);
@@ -198,42 +199,79 @@ fn drive_endpoint<O: Output>(core: &mut Core, index: u32, now: Time, out: &mut O
         open.edge.acknowledged = open.edge.receive_next;
         core.counters.segments_out += 1;
     }
-    while due.is_some_and(|at| at <= now) {
-        let may_send_at = open.sender.may_send_at(&open.edge, endpoint.unacknowledged(), now);
-        if may_send_at > now && !endpoint.has_window_to_tell(&open.edge) {
-            due = Some(may_send_at);
-            if open.edge.acknowledged != open.edge.receive_next {
-                // The ACK does not wait for the data that it would go with.
-                if !open.edge.control(Flags::ACK, open.edge.send_next, now).send(out) {
-                    core.counters.output_full += 1;
-                    return false;
-                }
-                open.edge.acknowledged = open.edge.receive_next;
-                core.counters.segments_out += 1;
-            }
-            break;
-        }
-        // Before smoltcp is asked: it clears its timers even if it cannot send.
+    let can_rewind = open.edge.window > 0 && endpoint.can_resend();
+    if let Some((_, rewinds)) = open.sender.timeout_at(&open.edge).filter(|(at, _)| *at <= now) {
+        // As the state machine's own one would be.
         if out.space(open.edge.space_needed()).is_none() {
             core.counters.output_full += 1;
             return false;
         }
-        let before = open.edge.in_flight();
-        let Some(sent) = endpoint.output(&mut core.machine, &mut open.edge, now, out) else {
-            break;
-        };
-        core.counters.segments_out += 1;
-        core.counters.retransmitted += u64::from(sent.again);
-        if before == 0 && open.edge.in_flight() > 0 {
-            open.heard = now;
+        let (before, how) = (open.edge.in_flight(), (Skip::Nothing, rewinds));
+        let sent = endpoint.rewind(&mut core.machine, &mut open.edge, now, out, how);
+        open.sender.note_rewind(now);
+        if let Some(sent) = sent {
+            core.counters.segments_out += 1;
+            core.counters.retransmitted += 1;
+            core.counters.timeouts += u64::from(open.sender.on_sent(&open.edge, &sent, before, now));
         }
-        open.active = now;
-        core.counters.timeouts += u64::from(open.sender.on_sent(&open.edge, &sent, before, now));
         due = endpoint.deadline(&mut core.machine, &open.edge, now);
     }
-    let due = due.into_iter().chain(probe_at(&open.sender, &open.edge, endpoint)).min();
-    let is_held_up = open.wants_to_write && open.sender.room(endpoint.unacknowledged()) == 0;
-    open.sender.note_limit(&open.edge, is_held_up);
+    loop {
+        while due.is_some_and(|at| at <= now) {
+            let may_send_at = open.sender.may_send_at(&open.edge, endpoint.unacknowledged(), now);
+            if may_send_at > now && !endpoint.has_window_to_tell(&open.edge) {
+                due = Some(may_send_at);
+                if open.edge.acknowledged != open.edge.receive_next {
+                    // The ACK does not wait for the data that it would go with.
+                    if !open.edge.control(Flags::ACK, open.edge.send_next, now).send(out) {
+                        core.counters.output_full += 1;
+                        return false;
+                    }
+                    open.edge.acknowledged = open.edge.receive_next;
+                    core.counters.segments_out += 1;
+                }
+                break;
+            }
+            // Before smoltcp is asked: it clears its timers even if it cannot send.
+            if out.space(open.edge.space_needed()).is_none() {
+                core.counters.output_full += 1;
+                return false;
+            }
+            let before = open.edge.in_flight();
+            let skip = open.sender.skip();
+            let Some(sent) = endpoint.output(&mut core.machine, &mut open.edge, now, out, skip) else {
+                break;
+            };
+            if sent.skipped {
+                open.sender.on_skipped(&sent);
+                due = endpoint.deadline(&mut core.machine, &open.edge, now);
+                continue;
+            }
+            core.counters.segments_out += 1;
+            core.counters.retransmitted += u64::from(sent.again);
+            if before == 0 && open.edge.in_flight() > 0 {
+                open.heard = now;
+            }
+            open.active = now;
+            core.counters.timeouts += u64::from(open.sender.on_sent(&open.edge, &sent, before, now));
+            due = endpoint.deadline(&mut core.machine, &open.edge, now);
+        }
+        let Some(how) = open.sender.wants_rewind().filter(|_| can_rewind) else { break };
+        if out.space(open.edge.space_needed()).is_none() {
+            core.counters.output_full += 1;
+            return false;
+        }
+        let oldest = endpoint.rewind(&mut core.machine, &mut open.edge, now, out, how);
+        let is_sent = oldest.is_some_and(|oldest| !oldest.skipped);
+        core.counters.segments_out += u64::from(is_sent);
+        core.counters.retransmitted += u64::from(is_sent);
+        open.sender.on_rewound(&open.edge, oldest.as_ref(), now);
+        due = endpoint.deadline(&mut core.machine, &open.edge, now);
+    }
+    let timeout_at = open.sender.timeout_at(&open.edge).map(|(at, _)| at);
+    let timers = [probe_at(&open.sender, &open.edge, endpoint), timeout_at];
+    let due = due.into_iter().chain(timers.into_iter().flatten()).min();
+    open.sender.note_limit(&open.edge, endpoint.unacknowledged());
     let is_waiting = open.edge.in_flight() > 0 || endpoint.unacknowledged() > 0;
     let give_up = open.heard + core.config.user_timeout;
     if is_waiting && now >= give_up {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use manylane_wire::tcp::{Flags, Options};
 
+use crate::congestion::NewController;
 use crate::connection::{Handshake, Open, PeerSyn, Phase};
 use crate::core::Core;
 use crate::edge::{TIMESTAMPS_LEN, Terms, may_challenge, timestamp};
@@ -16,7 +17,6 @@ use crate::flow::Flow;
 use crate::output::Output;
 use crate::packet::{Control, Segment};
 use crate::secret::CookieOptions;
-use crate::sender::NewController;
 use crate::sequence::is_before;
 use crate::time::Time;
 

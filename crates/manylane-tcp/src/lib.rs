@@ -41,7 +41,7 @@
 //! | SYNs | `handshake` | too many: a cookie (`secret`); no place in the table: dropped, counted |
 //! | what is acceptable (RFC 5961, 7323) | `edge` | dropped or answered with an ACK, counted |
 //! | state machine, buffers | `endpoint` (smoltcp) | no buffers: dropped, counted; it comes again |
-//! | losses, windows | `sender`, [`congestion`] | the rest waits; a write takes less |
+//! | losses, windows | `sender`, `selective`, [`congestion`] | the rest waits in the send buffer |
 //! | what is due | `established`, [`wheel`] | no output space: sent by a later call |
 //! | a packet: headers, checksums | `edge` (`translate`), `packet` | - |
 //!
@@ -58,10 +58,11 @@
 //!
 //! # What it does not have
 //!
-//! smoltcp does not retransmit selectively: SACK blocks are sent (one for each ACK), and those that
-//! come are ignored. After a timeout all that is not acknowledged is sent again, as the congestion
-//! window allows. The urgent pointer is ignored: such data is delivered as any other. There is no
-//! ECN, no TCP Fast Open, and no check of the path for packets that vanish without an ICMP error.
+//! Of SACK, smoltcp sends one block with each ACK, and ignores those of the peer; `sender` uses
+//! them. There is no RACK (RFC 8985): a loss is seen by three duplicate ACKs. After a timeout all
+//! that is not acknowledged is sent again, as the congestion window allows. The urgent pointer is
+//! ignored: such data is delivered as any other. There is no ECN, no TCP Fast Open, and no check of
+//! the path for packets that vanish without an ICMP error.
 
 mod config;
 pub mod congestion;
@@ -79,7 +80,9 @@ mod handshake;
 mod inner;
 mod output;
 mod packet;
+mod scoreboard;
 mod secret;
+mod selective;
 mod sender;
 mod sequence;
 mod stack;
@@ -94,5 +97,4 @@ pub use error::{Error, Result};
 pub use event::{Event, Id, NetworkError, Reason, What};
 pub use output::Output;
 pub use secret::Secret;
-pub use sender::NewController;
 pub use stack::{Levels, Stack};

@@ -8,16 +8,18 @@
 //! 8985, section 7; here of the oldest segment, not of the last one). That it does so on its own
 //! shows a timeout. It then sends all segments again, which are held back here to what the window
 //! allows.
+//!
+//! If the peer tells what it has received behind a loss, only what it lacks is sent again: see
+//! `selective`.
 
 use std::time::Duration;
 
-use crate::congestion::{Acked, Controller, RateSampler};
+use crate::congestion::{Acked, Controller, NewController, RateSampler};
+use crate::device::Skip;
 use crate::edge::{Edge, Sent};
+use crate::selective::Selective;
 use crate::sequence::is_before;
 use crate::time::Time;
-
-/// Makes the controller of a connection with segments of this length.
-pub type NewController = fn(mss: u16) -> Box<dyn Controller>;
 
 /// Duplicate ACKs that show a loss.
 const DUPLICATES: u8 = 3;
@@ -60,6 +62,8 @@ pub(crate) struct Sender {
     is_resent: bool,
     /// Bytes above the window, for segments that have left the network (RFC 5681, section 3.2).
     inflation: u32,
+    /// What the peer has behind a loss, while there is something to remember of it.
+    selective: Option<Box<Selective>>,
     /// The end of a recovery, and that of what was sent before a timeout.
     recover: Option<u32>,
     timed_out: Option<u32>,
@@ -96,6 +100,7 @@ impl Sender {
             expects_resend: false,
             is_resent: false,
             inflation: 0,
+            selective: None,
             recover: None,
             timed_out: None,
             probed: None,
@@ -117,18 +122,22 @@ impl Sender {
 
     /// Bytes that may be unacknowledged.
     fn allowance(&self) -> u32 {
-        self.controller.window().saturating_add(self.inflation)
-    }
-
-    /// Bytes that may be written, if so many are written and not acknowledged.
-    pub(crate) fn room(&self, unacknowledged: usize) -> usize {
-        let allowance = usize::try_from(self.allowance()).unwrap_or(usize::MAX);
-        allowance.saturating_sub(unacknowledged)
+        let gone = self.active().map_or(self.inflation, |selective| selective.scoreboard.count());
+        self.controller.window().saturating_add(gone)
     }
 
     /// When the next segment may be sent: now, or later, or after an ACK, but for a timeout's time.
     /// `written`: bytes that are written and not acknowledged.
     pub(crate) fn may_send_at(&self, edge: &Edge, written: usize, now: Time) -> Time {
+        let is_sent_again = !self.expects_resend && is_before(self.sent_to, edge.send_next);
+        if let (true, Some(selective)) = (is_sent_again, self.active()) {
+            let (mss, window) = (u32::from(self.mss), self.controller.window());
+            return match selective.may_pass(edge, self.sent_to, mss, window) {
+                true if self.controller.pacing_rate().is_some() => self.paced_to,
+                true => now,
+                false => self.sent_at + self.timeout(),
+            };
+        }
         let outstanding = self.outstanding(edge);
         let has_unsent = written > usize::try_from(outstanding).unwrap_or(usize::MAX);
         // What is due if all is sent is an ACK, or comes from a timer.
@@ -139,6 +148,63 @@ impl Sender {
             return self.sent_at + self.timeout();
         }
         if self.controller.pacing_rate().is_some() { self.paced_to } else { now }
+    }
+
+    /// While segments are sent selectively.
+    fn active(&self) -> Option<&Selective> {
+        self.selective.as_deref().filter(|selective| selective.is_active)
+    }
+
+    /// What the state machine is about to send and need not.
+    pub(crate) fn skip(&self) -> Skip<'_> {
+        // Three duplicate ACKs make it send the oldest segment, also if it was sent again already.
+        let resent_to = self.expects_resend.then_some(self.sent_to);
+        self.active().map_or(Skip::Nothing, |selective| Skip::Known(&selective.scoreboard, resent_to))
+    }
+
+    /// How the state machine is to be rewound, if it is, and how often it was since something was
+    /// acknowledged.
+    pub(crate) fn wants_rewind(&self) -> Option<(Skip<'static>, u16)> {
+        let selective = self.selective.as_deref().filter(|selective| selective.wants_rewind);
+        let selective = selective.filter(|_| !self.expects_resend)?;
+        // The oldest segment was just sent again because of three duplicate ACKs.
+        let skip = if selective.is_active { Skip::Nothing } else { Skip::Everything };
+        Some((skip, selective.rewinds))
+    }
+
+    /// It was, from the oldest segment on: none if it could not.
+    pub(crate) fn on_rewound(&mut self, edge: &Edge, oldest: Option<&Sent>, now: Time) {
+        self.note_rewind(now);
+        let (Some(oldest), Some(selective)) = (oldest, &mut self.selective) else { return };
+        selective.begin(edge, oldest.end);
+        self.inflation = 0;
+        self.sent_to = oldest.end;
+        if !oldest.skipped {
+            let bytes = oldest.end.wrapping_sub(oldest.sequence);
+            self.controller.on_sent(now, bytes, edge.in_flight());
+            self.sent_at = now;
+            self.pace(bytes, now);
+        }
+    }
+
+    /// The timer of the state machine is off.
+    pub(crate) fn note_rewind(&mut self, now: Time) {
+        self.selective.get_or_insert_default().note_rewind(now);
+    }
+
+    /// When a timeout comes if the state machine's timer is off, and how often it was rewound.
+    pub(crate) fn timeout_at(&self, edge: &Edge) -> Option<(Time, u16)> {
+        let selective = self.selective.as_deref()?;
+        let is_ours = selective.rewinds > 0 && edge.in_flight() > 0;
+        is_ours.then(|| (selective.rewound_at.max(self.acked_at) + self.timeout(), selective.rewinds))
+    }
+
+    /// A segment was skipped.
+    pub(crate) fn on_skipped(&mut self, sent: &Sent) {
+        if is_before(self.sent_to, sent.end) {
+            self.sent_to = sent.end;
+        }
+        self.expects_resend = false;
     }
 
     /// A time after which the state machine's timeout has come: it doubles (RFC 6298, section 5).
@@ -165,6 +231,11 @@ impl Sender {
             self.timed = None;
             if !self.expects_resend && goes_back {
                 self.inflation = 0;
+                if let Some(selective) = &mut self.selective {
+                    // What the peer had may be gone (RFC 2018, section 8).
+                    selective.end();
+                    selective.scoreboard.clear();
+                }
                 self.recover = None;
                 self.probed = None;
                 self.timed_out = Some(edge.send_next);
@@ -206,16 +277,18 @@ impl Sender {
     }
 
     /// Notes an ACK that the state machine has taken: `bytes` are acknowledged by it for the first
-    /// time. `is_duplicate`: it says the same as the one before. `can_resend`: the state machine
-    /// can be made to send its oldest segment again.
+    /// time, and `blocks` are what the peer has behind that. `is_duplicate`: it says the same as
+    /// the one before. `can_resend`: the state machine can be made to send its oldest segment
+    /// again.
     pub(crate) fn on_ack(
         &mut self,
         edge: &Edge,
         bytes: u32,
-        is_duplicate: bool,
-        can_resend: bool,
+        blocks: &[Option<(u32, u32)>],
+        (is_duplicate, can_resend): (bool, bool),
         now: Time,
     ) -> Reaction {
+        self.note_blocks(edge, bytes, blocks, now);
         if bytes == 0 {
             // The state machine counts duplicates, too, and sends again at the third.
             let is_loss = is_duplicate && self.on_duplicate(edge, now);
@@ -242,7 +315,12 @@ impl Sender {
         if self.recover.is_some_and(|end| is_reached(&end)) {
             self.recover = None;
             self.inflation = 0;
+            if let Some(selective) = &mut self.selective {
+                selective.end();
+            }
             self.controller.on_recovered(now, in_flight);
+            Reaction::default()
+        } else if self.active().is_some() {
             Reaction::default()
         } else if self.recover.is_some() {
             // One segment has left the network, and those that are acknowledged no longer count.
@@ -261,6 +339,33 @@ impl Sender {
         }
     }
 
+    /// Takes what an ACK says of what the peer has.
+    fn note_blocks(&mut self, edge: &Edge, bytes: u32, blocks: &[Option<(u32, u32)>], now: Time) {
+        for block in blocks.iter().map_while(|block| *block).filter(|_| edge.sack) {
+            let scoreboard = &mut self.selective.get_or_insert_default().scoreboard;
+            scoreboard.add(block, edge.unacknowledged, edge.send_next);
+        }
+        let Some(selective) = &mut self.selective else { return };
+        selective.scoreboard.acknowledge(edge.unacknowledged);
+        if bytes > 0 {
+            selective.rewinds = 0;
+        }
+        if selective.is_active {
+            let round_trip = self.round_trip.unwrap_or_default();
+            selective.note_arrivals(edge, self.sent_to, u32::from(self.mss), round_trip, now);
+        }
+        if selective.is_over() {
+            self.selective = None;
+        }
+    }
+
+    /// The state machine is to be rewound if the peer has told what it has.
+    fn want_rewind(&mut self) {
+        if let Some(selective) = &mut self.selective {
+            selective.wants_rewind = !selective.scoreboard.is_empty();
+        }
+    }
+
     /// The oldest segment will be sent again, if it was not already.
     fn expect_resend(&mut self) {
         self.expects_resend |= !self.is_resent;
@@ -271,6 +376,7 @@ impl Sender {
     fn begin_recovery(&mut self, edge: &Edge, now: Time) {
         self.recover = Some(edge.send_next);
         self.inflation = u32::from(DUPLICATES) * u32::from(self.mss);
+        self.want_rewind();
         self.controller.on_loss(now, edge.in_flight());
     }
 
@@ -304,8 +410,9 @@ impl Sender {
                 return true;
             }
         }
-        if self.recover.is_some() {
+        if self.recover.is_some() && self.active().is_none() {
             self.inflation = self.inflation.saturating_add(mss);
+            self.want_rewind();
         }
         false
     }
@@ -323,10 +430,13 @@ impl Sender {
     }
 
     /// Notes what has limited the sending: the window, or that there was nothing more to send, or
-    /// the peer's window was full. `is_held_up`: the application would have written more.
-    pub(crate) fn note_limit(&mut self, edge: &Edge, is_held_up: bool) {
-        let free = self.allowance().saturating_sub(self.outstanding(edge));
-        if is_held_up || free < u32::from(self.mss) {
+    /// the peer's window was full. `written`: bytes that are written and not acknowledged.
+    pub(crate) fn note_limit(&mut self, edge: &Edge, written: usize) {
+        let (outstanding, mss) = (self.outstanding(edge), u32::from(self.mss));
+        let free = self.allowance().saturating_sub(outstanding);
+        let has_unsent = written > usize::try_from(outstanding).unwrap_or(usize::MAX);
+        let is_paced = has_unsent && outstanding.saturating_add(mss) <= edge.window;
+        if is_paced || free < mss {
             self.app_limited = false;
             self.limited_to = edge.send_next;
             return;

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use manylane_wire::tcp::Flags;
 
 use crate::config::Config;
+use crate::congestion::NewController;
 use crate::connection::{Need, Phase};
 use crate::core::Core;
 use crate::counters::Counters;
@@ -16,7 +17,6 @@ use crate::handshake::{self, Next};
 use crate::output::Output;
 use crate::packet::{Control, Segment, Unfit, parse_quoted};
 use crate::secret::Secret;
-use crate::sender::NewController;
 use crate::time::Time;
 use crate::time_wait::Answer;
 
@@ -249,10 +249,7 @@ impl Stack {
         let is_awake = self.core.wake(index, need, now);
         let Some(Phase::Open(open)) = self.core.table.phase_mut(index) else { return 0 };
         let taken = match &mut open.endpoint {
-            Some(endpoint) if is_awake && !open.is_finishing => {
-                let room = open.sender.room(endpoint.unacknowledged()).min(bytes.len());
-                endpoint.write(&bytes[..room])
-            }
+            Some(endpoint) if is_awake && !open.is_finishing => endpoint.write(bytes),
             _ => 0,
         };
         open.active = now;

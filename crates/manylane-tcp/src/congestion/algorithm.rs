@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::bbr::Bbr;
-use super::controller::Controller;
+use super::controller::{Controller, NewController};
 use super::cubic::Cubic;
 use super::new_reno::NewReno;
 
@@ -32,6 +32,16 @@ impl Algorithm {
             Algorithm::NewReno => "new-reno",
             Algorithm::Cubic => "cubic",
             Algorithm::Bbr => "bbr",
+        }
+    }
+
+    /// What makes its controllers.
+    #[must_use]
+    pub fn new_controller(self) -> NewController {
+        match self {
+            Algorithm::NewReno => |mss| Algorithm::NewReno.controller(mss),
+            Algorithm::Cubic => |mss| Algorithm::Cubic.controller(mss),
+            Algorithm::Bbr => |mss| Algorithm::Bbr.controller(mss),
         }
     }
 

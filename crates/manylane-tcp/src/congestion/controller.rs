@@ -6,6 +6,9 @@ use std::time::Duration;
 use super::rate::RateSample;
 use crate::time::Time;
 
+/// Makes the controller of a connection with segments of this length.
+pub type NewController = fn(mss: u16) -> Box<dyn Controller>;
+
 /// An ACK of data that was not acknowledged before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Acked {

@@ -44,7 +44,7 @@ mod window;
 
 pub use algorithm::{Algorithm, UnknownAlgorithm};
 pub use bbr::Bbr;
-pub use controller::{Acked, Controller};
+pub use controller::{Acked, Controller, NewController};
 pub use cubic::Cubic;
 pub use new_reno::NewReno;
 pub use rate::{RateSample, RateSampler};

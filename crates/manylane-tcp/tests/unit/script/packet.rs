@@ -122,6 +122,11 @@ impl Packet {
 
     /// The bytes of the packet.
     pub(super) fn build(&self, path: &Path) -> Vec<u8> {
+        let mut options = self.options.unwrap_or_default();
+        for (first, end) in options.sack.iter_mut().flatten() {
+            *first = first.wrapping_add(path.destination.1);
+            *end = end.wrapping_add(path.destination.1);
+        }
         let header = TcpHeader {
             source: path.source.0,
             destination: path.destination.0,
@@ -130,7 +135,7 @@ impl Packet {
             flags: self.flags,
             window: self.window.unwrap_or(u16::MAX),
             urgent: self.urgent,
-            options: self.options.unwrap_or_default(),
+            options,
         };
         let payload: Vec<u8> = numbers(self.sequence).take(self.payload).map(pattern).collect();
         let behind = header.encoded_len().unwrap() + payload.len();
