@@ -143,7 +143,7 @@ impl ProxyBed {
                     builder.listen(at).unwrap().source_ports(61_184..=65_535);
                     builder.buffer_memory(memory).open().unwrap()
                 });
-                let address = lanes[0].listeners()[0];
+                let address = lanes[0].listeners().next().unwrap();
                 start(Some(host), lanes, address, options, servers)
             }
         }

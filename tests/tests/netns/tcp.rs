@@ -4,7 +4,8 @@
 use std::net::{IpAddr, TcpListener};
 
 use manylane_tcp::congestion::Algorithm;
-use manylane_tcp::{Config, Counters, NewController};
+use manylane_tcp::congestion::NewController;
+use manylane_tcp::{Config, Counters};
 use manylane_testbed::{Layout, Testbed};
 use manylane_tests::tcp_peer::{echo, pattern};
 

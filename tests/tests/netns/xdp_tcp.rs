@@ -5,11 +5,12 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
+use manylane::tcp::congestion::{Algorithm, NewController};
 use manylane::tcp::{Reason, TcpBuilder, TcpCounters, What};
 use manylane::{Builder, Engine, ErrorKind, Received};
 use manylane_sys::epoll::Epoll;
@@ -249,7 +250,40 @@ fn netns_tcp_of_the_kernel_lives_beside_lanes() {
     assert_clean(&counters);
 }
 
-/// Nobody else can have the addresses and ports of lanes while they are open.
+/// Connections have the congestion control of the address that they came to.
+#[test]
+fn netns_tcp_listeners_choose_congestion_controls() {
+    static MADE: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
+    let name = "netns_tcp_listeners_choose_congestion_controls";
+    let Some(testbed) = tcp_testbed(name, &Layout { queues: 1, ..Layout::default() }) else { return };
+    let (linux, host) = (testbed.host(0), testbed.host(1));
+    let servers = [PORT, PORT + 1].map(|port| SocketAddr::new(host.ip(0, false), port));
+    let counting: [NewController; 2] = [
+        |mss| {
+            MADE[0].fetch_add(1, Ordering::Relaxed);
+            Algorithm::NewReno.controller(mss)
+        },
+        |mss| {
+            MADE[1].fetch_add(1, Ordering::Relaxed);
+            Algorithm::Bbr.controller(mss)
+        },
+    ];
+    let listen = |builder: &mut TcpBuilder| {
+        for (server, controller) in servers.into_iter().zip(counting) {
+            builder.listen_with(server, controller).unwrap();
+        }
+    };
+    let lanes = Lanes::start(host, listen, echo);
+    linux.run(|| {
+        for server in [servers[0], servers[1], servers[1]] {
+            exchange(TcpStream::connect(server).unwrap(), 1, 10_000);
+        }
+    });
+    assert_clean(&lanes.stop());
+    assert_eq!(MADE.each_ref().map(|made| made.load(Ordering::Relaxed)), [1, 2]);
+}
+
+/// No one else can have the addresses and ports of lanes while they are open.
 #[test]
 fn netns_tcp_lanes_hold_their_ports() {
     let name = "netns_tcp_lanes_hold_their_ports";
@@ -261,7 +295,7 @@ fn netns_tcp_lanes_hold_their_ports() {
         fs::write("/proc/sys/net/ipv4/ip_local_reserved_ports", "7,40000-40001").unwrap();
         let open = || TcpBuilder::new().listen(server).unwrap().source_ports(40_000..=41_000).open();
         let lanes = open().unwrap();
-        assert_eq!(lanes[0].listeners(), [server]);
+        assert!(lanes[0].listeners().eq([server]));
         assert_eq!(reserved().trim(), "7,40000-40001,40192-40959");
         let taken = TcpListener::bind(server).unwrap_err();
         assert_eq!(taken.kind(), std::io::ErrorKind::AddrInUse);

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use manylane_tcp::NewController;
+use manylane_tcp::congestion::NewController;
 use manylane_tcp::time::Time;
 
 use super::source_ports::SourcePorts;
@@ -23,7 +23,8 @@ pub(super) struct Group {
     /// Lanes have one time, by which cookies are made and redeemed.
     pub(super) start: Instant,
     pub(super) controller: NewController,
-    pub(super) listeners: Vec<SocketAddr>,
+    /// The addresses that are listened on, with the congestion control of their connections.
+    pub(super) listeners: Vec<(SocketAddr, NewController)>,
     /// Kernel sockets that hold the addresses.
     #[expect(dead_code, reason = "they are held open")]
     pub(super) held: Vec<OwnedFd>,

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use manylane_bpf::abi::PORT_BLOCK;
 use manylane_sys::raw_ip::IcmpErrors;
+use manylane_tcp::congestion::NewController;
 use manylane_tcp::time::Time;
-use manylane_tcp::{Counters, Event, Id, Levels, NetworkError, NewController, Output, Stack};
+use manylane_tcp::{Counters, Event, Id, Levels, NetworkError, Output, Stack};
 use manylane_wire::icmp::IcmpError;
 
 use super::group::{Group, lane_id};
@@ -232,8 +233,8 @@ impl TcpLane {
     /// Accepts no more connections: peers that ask for one get a reset. Those that there are live
     /// on.
     pub fn stop_listening(&mut self) {
-        for listener in &self.group.listeners {
-            self.stack.stop_listening(*listener);
+        for (local, _) in &self.group.listeners {
+            self.stack.stop_listening(*local);
         }
     }
 
@@ -341,9 +342,8 @@ impl TcpLane {
     }
 
     /// The addresses that are listened on, with the ports that the kernel picked.
-    #[must_use]
-    pub fn listeners(&self) -> &[SocketAddr] {
-        &self.group.listeners
+    pub fn listeners(&self) -> impl Iterator<Item = SocketAddr> {
+        self.group.listeners.iter().map(|(local, _)| *local)
     }
 }
 

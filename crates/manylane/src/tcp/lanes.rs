@@ -9,6 +9,7 @@ use std::time::Instant;
 use manylane_bpf::abi;
 use manylane_sys::raw_ip::IcmpErrors;
 use manylane_sys::{random, sock};
+use manylane_tcp::congestion::NewController;
 use manylane_tcp::{Config as StackConfig, Secret, Stack};
 
 use super::group::{Group, lane_id};
@@ -28,7 +29,8 @@ const BUFFERS_MIN: usize = 3;
 pub struct TcpBuilder {
     /// The options of engine `xdp`.
     base: Builder,
-    listeners: Vec<SocketAddr>,
+    /// With their congestion control, if it is not that of `stack`.
+    listeners: Vec<(SocketAddr, Option<NewController>)>,
     source_ports: Option<RangeInclusive<u16>>,
     lanes: Option<usize>,
     stack: StackConfig,
@@ -56,7 +58,16 @@ impl TcpBuilder {
     /// # Errors
     /// [`ErrorKind::Address`] if the address does not parse or resolve.
     pub fn listen(&mut self, addr: impl ToSocketAddrs) -> Result<&mut Self> {
-        self.listeners.push(Builder::resolve(addr)?);
+        self.listeners.push((Builder::resolve(addr)?, None));
+        Ok(self)
+    }
+
+    /// The same, with a congestion control of its own.
+    ///
+    /// # Errors
+    /// As those of [`listen`](Self::listen).
+    pub fn listen_with(&mut self, addr: impl ToSocketAddrs, controller: NewController) -> Result<&mut Self> {
+        self.listeners.push((Builder::resolve(addr)?, Some(controller)));
         Ok(self)
     }
 
@@ -114,13 +125,15 @@ impl TcpBuilder {
         let sources = self.source_ports.as_ref().map(SourcePorts::reserve).transpose()?.unwrap_or_default();
         let mut listeners = Vec::new();
         let mut held = Vec::new();
-        for listener in &self.listeners {
+        for (listener, controller) in &self.listeners {
             let failed = |err| Error::system(format!("cannot listen at {listener}"), err);
             let fd = sock::hold_tcp_address(listener).map_err(failed)?;
-            listeners.push(sock::local_addr(fd.as_fd()).map_err(failed)?);
+            let local = sock::local_addr(fd.as_fd()).map_err(failed)?;
+            listeners.push((local, controller.unwrap_or(self.stack.controller)));
             held.push(fd);
         }
-        let ports = Ports::Tcp { listeners: listeners.clone(), source_blocks: sources.blocks.clone() };
+        let addrs = listeners.iter().map(|(local, _)| *local).collect();
+        let ports = Ports::Tcp { listeners: addrs, source_blocks: sources.blocks.clone() };
         let control = XdpControl::open(&config, ports)?;
         let lanes = self.lane_count(&control, &sources)?;
         let (start, blocks) = (Instant::now(), sources.blocks.clone());
@@ -207,8 +220,10 @@ fn open_lane(
 ) -> Result<TcpLane> {
     let mut stack = Stack::new(config.clone(), secret, group.now())
         .map_err(|err| Error::new(ErrorKind::Config, err.to_string()))?;
-    for listener in &group.listeners {
-        stack.listen(*listener).map_err(|err| Error::new(ErrorKind::Config, err.to_string()))?;
+    for (local, controller) in &group.listeners {
+        stack
+            .listen_with(*local, *controller)
+            .map_err(|err| Error::new(ErrorKind::Config, err.to_string()))?;
     }
     let failed = |err| Error::system("cannot open a raw ICMP socket (needs CAP_NET_RAW)", err);
     let icmp = Icmp { v4: IcmpErrors::ipv4().map_err(failed)?, v6: IcmpErrors::ipv6().map_err(failed)? };

@@ -61,7 +61,7 @@ mod stream;
 
 pub use manylane_tcp::congestion;
 pub use manylane_tcp::time::Time;
-pub use manylane_tcp::{Config as StackConfig, Event, Id, Levels, NewController, Reason, What};
+pub use manylane_tcp::{Config as StackConfig, Event, Id, Levels, Reason, What};
 
 pub use lane::{TcpCounters, TcpLane};
 pub use lanes::TcpBuilder;
