@@ -9,8 +9,10 @@
 use std::collections::VecDeque;
 use std::io::{self, Read as _};
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use manylane::tcp::congestion::Algorithm;
 use manylane::tcp::{Event, Id, Reason, Time, What};
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token};
@@ -68,6 +70,8 @@ pub struct KernelLane {
     /// There may be connections to accept: at this listener.
     accepts: Vec<bool>,
     paused_until: Option<Time>,
+    /// Congestion control of connections to servers, if it is not the system's.
+    server_congestion: Option<Algorithm>,
 }
 
 /// Tokens of listeners begin here, above those of connections.
@@ -111,6 +115,7 @@ impl KernelLane {
             start: Instant::now(),
             now: Time(0),
             paused_until: None,
+            server_congestion: None,
         })
     }
 
@@ -118,6 +123,29 @@ impl KernelLane {
     /// is not among it.
     pub fn limit_memory(&mut self, bytes: usize) {
         self.pending_max = bytes;
+    }
+
+    /// Sets the congestion control of connections that come, those of clients and those to servers.
+    /// None: the system's (`net.ipv4.tcp_congestion_control`).
+    ///
+    /// # Errors
+    /// `ENOENT` if the kernel does not have it, `EPERM` if it is not for all
+    /// (`net.ipv4.tcp_allowed_congestion_control`).
+    pub fn set_congestion(
+        &mut self,
+        clients: Option<Algorithm>,
+        servers: Option<Algorithm>,
+    ) -> io::Result<()> {
+        if let Some(clients) = clients {
+            // What is accepted inherits it.
+            self.listeners.iter().try_for_each(|listener| set_congestion(listener, clients))?;
+        }
+        if let Some(servers) = servers {
+            // So that it fails here, and not for each connection.
+            set_congestion(&Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?, servers)?;
+        }
+        self.server_congestion = servers;
+        Ok(())
     }
 
     /// The addresses that it listens at.
@@ -347,7 +375,11 @@ impl ProxyLane for KernelLane {
     }
 
     fn connect(&mut self, server: SocketAddr) -> Result<Id> {
-        Ok(TcpStream::connect(server).and_then(|stream| self.add(stream, true))?)
+        let stream = TcpStream::connect(server)?;
+        if let Some(algorithm) = self.server_congestion {
+            set_congestion(&stream, algorithm)?;
+        }
+        Ok(self.add(stream, true)?)
     }
 
     fn forward(&mut self, from: Id, to: Id) -> usize {
@@ -434,5 +466,31 @@ impl ProxyLane for KernelLane {
         put(Stat::level("connections", self.slots.len() - self.free.len()));
         put(Stat::level("memory_used_bytes", self.pending_len));
         put(Stat::level("memory_max_bytes", self.pending_max));
+    }
+}
+
+fn set_congestion(socket: &impl AsFd, algorithm: Algorithm) -> io::Result<()> {
+    let name = match algorithm {
+        Algorithm::NewReno => "reno",
+        other => other.name(),
+    };
+    SockRef::from(socket).set_tcp_congestion(name.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn congestion_control_is_set_for_listeners_and_checked_for_servers() {
+        let mut lane = KernelLane::open(&[([127, 0, 0, 1], 0).into()]).unwrap();
+        // Every kernel has this one, and allows it to everyone.
+        lane.set_congestion(Some(Algorithm::NewReno), Some(Algorithm::NewReno)).unwrap();
+        let set = SockRef::from(&lane.listeners[0]).tcp_congestion().unwrap();
+        assert_eq!(set.split(|byte| *byte == 0).next(), Some(&b"reno"[..]));
+        let peer = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let id = lane.connect(peer.local_addr().unwrap()).unwrap();
+        let set = SockRef::from(&lane.connection(id).unwrap().stream).tcp_congestion().unwrap();
+        assert_eq!(set.split(|byte| *byte == 0).next(), Some(&b"reno"[..]));
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use manylane::Engine;
+use manylane::tcp::congestion::Algorithm;
 use manylane_proxy::udp::PayloadKey;
 use manylane_proxy::{Balance, ProxyHeader};
 
@@ -46,7 +47,7 @@ pub(crate) struct ProxyArgs {
     /// Its keys are the names of the options, such as idle-timeout = "5m". At SIGHUP, servers,
     /// --balance, --proxy-protocol, limits on connections and time-outs change, and no connection
     /// is closed.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["udp", "key", "answers", "engine", "listen", "to", "balance", "proxy_protocol", "check_interval", "stack", "lanes", "interface", "source_ports", "xdp_generic", "limit", "allow", "deny", "max_connections", "max_per_source", "max_memory", "connect_timeout", "idle_timeout", "half_closed_timeout", "drain_timeout"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["udp", "key", "answers", "engine", "listen", "to", "balance", "proxy_protocol", "check_interval", "stack", "lanes", "interface", "source_ports", "xdp_generic", "limit", "allow", "deny", "max_connections", "max_per_source", "max_memory", "client_congestion", "server_congestion", "connect_timeout", "idle_timeout", "half_closed_timeout", "drain_timeout"])]
     pub(crate) config: Option<PathBuf>,
     /// Which server gets a connection: round-robin, least-connections or hash
     ///
@@ -104,6 +105,14 @@ pub(crate) struct ProxyArgs {
     /// that is lower.
     #[arg(long, help_heading = "Limits", value_name = "BYTES", value_parser = parse::bytes, conflicts_with = "udp")]
     pub(crate) max_memory: Option<usize>,
+    /// Congestion control of the connections to clients: new-reno, cubic or bbr
+    ///
+    /// Default: cubic with stack xdp; with the kernel's, what net.ipv4.tcp_congestion_control says.
+    #[arg(long, help_heading = "Congestion control", value_name = "NAME", conflicts_with = "udp")]
+    pub(crate) client_congestion: Option<Algorithm>,
+    /// The same for the connections to servers
+    #[arg(long, help_heading = "Congestion control", value_name = "NAME", conflicts_with = "udp")]
+    pub(crate) server_congestion: Option<Algorithm>,
     /// Longest time to connect to a server
     #[arg(long, help_heading = "Limits", value_name = "TIME", default_value = "5s", value_parser = parse::duration, conflicts_with = "udp")]
     pub(crate) connect_timeout: Duration,

@@ -10,6 +10,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
+use manylane::tcp::congestion::Algorithm;
 use manylane::{Engine, Limit, Prefix};
 use manylane_proxy::Options;
 use manylane_proxy::udp::PayloadKey;
@@ -32,6 +33,8 @@ pub(super) struct Config {
     pub(super) to: Vec<SocketAddr>,
     pub(super) options: Options,
     pub(super) memory_max: Option<usize>,
+    pub(super) client_congestion: Option<Algorithm>,
+    pub(super) server_congestion: Option<Algorithm>,
     pub(super) check_interval: Duration,
     pub(super) stack: ProxyStack,
     pub(super) lanes: Option<usize>,
@@ -83,6 +86,10 @@ struct File {
     max_per_source: Option<u32>,
     #[serde(default, deserialize_with = "bytes")]
     max_memory: Option<usize>,
+    #[serde(default, deserialize_with = "text")]
+    client_congestion: Option<Algorithm>,
+    #[serde(default, deserialize_with = "text")]
+    server_congestion: Option<Algorithm>,
     #[serde(default, deserialize_with = "time")]
     connect_timeout: Option<Duration>,
     #[serde(default, deserialize_with = "time")]
@@ -123,6 +130,8 @@ impl Config {
                 takes_out_refusing: !args.check_interval.is_zero(),
             },
             memory_max: args.max_memory,
+            client_congestion: args.client_congestion,
+            server_congestion: args.server_congestion,
             check_interval: args.check_interval,
             stack: args.stack,
             lanes: args.lanes,
@@ -169,6 +178,8 @@ impl Config {
                 takes_out_refusing: !check_interval.is_zero(),
             },
             memory_max: file.max_memory,
+            client_congestion: file.client_congestion,
+            server_congestion: file.server_congestion,
             check_interval,
             stack: file.stack.unwrap_or(self.stack),
             lanes: file.lanes,
@@ -189,6 +200,8 @@ impl Config {
             (self.engine != new.engine, "engine"),
             (self.listen != new.listen, "listen"),
             (self.memory_max != new.memory_max, "max-memory"),
+            (self.client_congestion != new.client_congestion, "client-congestion"),
+            (self.server_congestion != new.server_congestion, "server-congestion"),
             (self.check_interval != new.check_interval, "check-interval"),
             (self.stack != new.stack, "stack"),
             (self.lanes != new.lanes, "lanes"),
@@ -217,6 +230,8 @@ impl File {
             (self.stack.is_some(), "stack"),
             (self.source_ports.is_some(), "source-ports"),
             (self.max_memory.is_some(), "max-memory"),
+            (self.client_congestion.is_some(), "client-congestion"),
+            (self.server_congestion.is_some(), "server-congestion"),
             (self.connect_timeout.is_some(), "connect-timeout"),
             (self.half_closed_timeout.is_some(), "half-closed-timeout"),
         ];

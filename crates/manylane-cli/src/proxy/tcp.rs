@@ -5,6 +5,7 @@ use std::thread;
 
 use anyhow::{Context, Result};
 use manylane::control::ControlSocket;
+use manylane::tcp::congestion::Algorithm;
 use manylane::tcp::{StackConfig, TcpBuilder, TcpLane};
 use manylane::{Builder, FilterHandle};
 use manylane_proxy::lane::ProxyLane;
@@ -28,7 +29,7 @@ enum Lanes {
 pub(super) fn start(config: &Config, shared: &Arc<Shared>) -> Result<Started> {
     let lanes = open(config)?;
     let (listen, stack) = match &lanes {
-        Lanes::Xdp(lanes) => (lanes[0].listeners().to_vec(), "xdp"),
+        Lanes::Xdp(lanes) => (lanes[0].listeners().collect(), "xdp"),
         Lanes::Kernel(lanes) => (lanes[0].listeners(), "kernel"),
     };
     let filter = match &lanes {
@@ -74,15 +75,17 @@ fn open(config: &Config) -> Result<Lanes> {
 
 fn open_xdp(config: &Config) -> Result<Vec<TcpLane>> {
     let mut builder = TcpBuilder::new();
+    let controller = |algorithm: Option<Algorithm>| algorithm.unwrap_or_default().new_controller();
     for address in &config.listen {
-        builder.listen(address)?;
+        builder.listen_with(address, controller(config.client_congestion))?;
     }
     builder.source_ports(config.source_ports.clone());
     // A session has two connections, and any lane may get most of them.
     let connections = usize::try_from(config.options.connections_max).unwrap_or(usize::MAX).saturating_mul(2);
     let stack = StackConfig::default();
     let connections_max = connections.clamp(stack.connections_max, 1 << 24);
-    builder.stack(StackConfig { connections_max, ..stack });
+    let controller = controller(config.server_congestion);
+    builder.stack(StackConfig { connections_max, controller, ..stack });
     builder.buffer_memory(config.memory_max.unwrap_or_else(memory::default_max));
     if let Some(lanes) = config.lanes {
         builder.lanes(lanes);
@@ -116,7 +119,11 @@ fn open_kernel(config: &Config) -> Result<Lanes> {
         opened.push(KernelLane::open(&addresses).context("cannot listen")?);
     }
     let memory = config.memory_max.unwrap_or_else(memory::default_max) / opened.len();
-    opened.iter_mut().for_each(|lane| lane.limit_memory(memory));
+    for lane in &mut opened {
+        lane.limit_memory(memory);
+        lane.set_congestion(config.client_congestion, config.server_congestion)
+            .context("cannot set the congestion control (net.ipv4.tcp_available_congestion_control)")?;
+    }
     Ok(Lanes::Kernel(opened))
 }
 
