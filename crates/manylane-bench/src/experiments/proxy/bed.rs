@@ -3,6 +3,8 @@
 //! A virtual device has no interrupt: a frame is received in a softirq on the CPU that sent it. So
 //! the work of one host would be done on another one's CPU. Kernel threads (threaded NAPI) receive
 //! instead: for the proxy's devices on its CPU, for the others' on the CPU of clients and servers.
+//! And they do so in batches: as network cards delay interrupts, frames wait for up to 50 µs.
+//! Without that, each frame may wake such a thread in the middle of the proxy's work.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
@@ -15,6 +17,9 @@ use manylane_testbed::{Host, Layout, Testbed};
 /// The links of the clients and of the servers.
 pub(super) const CLIENT_LINK: usize = 0;
 pub(super) const SERVER_LINK: usize = 1;
+
+/// How long devices delay their receive work, in nanoseconds.
+const MODERATION_NS: &str = "50000";
 
 /// The hosts, and their CPUs.
 pub(super) struct Bed {
@@ -56,6 +61,10 @@ impl Bed {
             bed.napi.extend(threads);
         }
         bed.servers().enable_threaded_napi(SERVER_LINK, peers_cpu)?;
+        for (host, link) in bed.ends() {
+            host.write_sysfs(link, "napi_defer_hard_irqs", "1")?;
+            host.write_sysfs(link, "gro_flush_timeout", MODERATION_NS)?;
+        }
         Ok(bed)
     }
 

@@ -2,11 +2,14 @@
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::SocketAddr;
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
+use manylane_sys::timer::Timer;
 use mio::net::TcpStream;
+use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 
 use super::servers::{ANSWER_LEN, CLOSE, KEEP, REQUEST_LEN, STREAM};
@@ -21,12 +24,18 @@ const FIRST_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest time of a request that the histogram tells.
 const LATENCY_MAX: Duration = Duration::from_secs(60);
 
+/// Paced requests are sent in bursts this far apart: clients that looked all the time when the next
+/// one is due would take the CPU from the servers.
+const PACE_TICK: Duration = Duration::from_micros(200);
+/// The token of its timer.
+const PACE: Token = Token(usize::MAX);
+
 /// What the connections do.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Traffic {
     /// One request after the other, each on a connection that lives on.
     KeepAlive,
-    /// The same at so many requests per second; the time of a request counts from when it was due.
+    /// The same at so many requests per second; their time counts from when their burst was due.
     Paced(f64),
     /// A connection for each request, which the server closes.
     Connect,
@@ -64,6 +73,8 @@ struct Connection {
 pub(super) struct Clients {
     poll: Poll,
     events: Events,
+    /// Wakes for the next burst.
+    pace: Timer,
     to: SocketAddr,
     traffic: Traffic,
     connections: Vec<Connection>,
@@ -78,6 +89,7 @@ impl Clients {
         let mut clients = Clients {
             poll: Poll::new()?,
             events: Events::with_capacity(1024),
+            pace: Timer::new()?,
             to,
             traffic,
             connections: Vec::with_capacity(connections),
@@ -85,6 +97,11 @@ impl Clients {
             buffer: vec![0; 256 << 10],
             outcome: Outcome::new()?,
         };
+        clients.poll.registry().register(
+            &mut SourceFd(&clients.pace.as_fd().as_raw_fd()),
+            PACE,
+            Interest::READABLE,
+        )?;
         let start = Instant::now();
         while clients.idle.len() < connections {
             let connecting = clients.connections.len() - clients.idle.len();
@@ -138,28 +155,28 @@ impl Clients {
             if now >= end && (is_answered || now >= end + FIRST_ANSWER_TIMEOUT) {
                 break;
             }
-            let mut timeout = end.saturating_duration_since(now).max(Duration::from_millis(1));
+            let timeout = end.saturating_duration_since(now).max(Duration::from_millis(1));
             if let Traffic::Paced(rate) = self.traffic {
-                let due = |number: u64| start + Duration::from_secs_f64(number as f64 / rate);
+                let burst = rate * PACE_TICK.as_secs_f64();
+                let due = |number: u64| start + PACE_TICK.mul_f64((number as f64 / burst).ceil());
                 while due(paced) <= now
                     && let Some(at) = self.idle.pop()
                 {
                     self.ask(at, due(paced));
                     paced += 1;
                 }
-                timeout =
-                    if self.idle.is_empty() { timeout } else { due(paced).saturating_duration_since(now) };
+                if !self.idle.is_empty() {
+                    self.pace.start(due(paced).saturating_duration_since(now));
+                }
             } else {
                 while let Some(at) = self.idle.pop() {
                     self.ask(at, now);
                 }
             }
-            // A timer of epoll has milliseconds: pacing looks instead of sleeping.
-            let timeout = if matches!(self.traffic, Traffic::Paced(_)) { Duration::ZERO } else { timeout };
             self.wait(timeout)?;
-            let ready: Vec<usize> = self.events.iter().map(|event| event.token().0).collect();
-            for at in ready {
-                self.turn(at)?;
+            let ready: Vec<Token> = self.events.iter().map(mio::event::Event::token).collect();
+            for at in ready.into_iter().filter(|token| *token != PACE) {
+                self.turn(at.0)?;
             }
         }
         let mut outcome = std::mem::replace(&mut self.outcome, Outcome::new()?);
