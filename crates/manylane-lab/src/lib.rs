@@ -26,6 +26,7 @@
 //! | `row` | one figure: its place in a table, its samples, the paper's figure |
 //! | [`state`] | the finished parts, in a file |
 //! | [`table`], `number` | a table or a figure of a paper; tables and numbers in plain text |
+//! | `congestion_hosts` | a long link, with servers of each congestion control behind it |
 //! | `locks` | contention of the kernel's locks, by BPF |
 //! | `cpu_distance` | whether two CPUs are two cores, by the transfer time of a cache line |
 //! | `numa_nodes` | NUMA nodes, and which of them has the device |
@@ -33,6 +34,7 @@
 //! | `switch` | switches of the kernel that are changed for a measurement |
 //! | `rivera`, `sarma`, `orlowsky`, `priambodo`, `salesforce` | the papers |
 
+mod congestion_hosts;
 mod cpu_distance;
 mod locks;
 mod lockstat;

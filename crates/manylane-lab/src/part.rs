@@ -7,6 +7,7 @@ use anyhow::{Context, Result, anyhow};
 use manylane_bench::experiments::proxy::trial::ProxyHosts;
 use manylane_bench::{Controller, Setup};
 
+use crate::congestion_hosts::CongestionHosts;
 use crate::row::Row;
 use crate::settings::Scale;
 
@@ -50,6 +51,7 @@ pub(crate) struct Setups {
     two_links: Option<Result<Setup, String>>,
     /// By the lanes of a proxy, from one on.
     proxy_hosts: [Option<Result<ProxyHosts, String>>; PROXY_LANES_MAX],
+    congestion_hosts: Option<Result<CongestionHosts, String>>,
 }
 
 /// Lanes of a proxy at most.
@@ -58,7 +60,14 @@ const PROXY_LANES_MAX: usize = 2;
 impl Setups {
     /// No set-up yet.
     pub(crate) fn new(scale: Scale) -> Self {
-        Self { scale, loopback: None, testbed: None, two_links: None, proxy_hosts: [None, None] }
+        Self {
+            scale,
+            loopback: None,
+            testbed: None,
+            two_links: None,
+            proxy_hosts: [None, None],
+            congestion_hosts: None,
+        }
     }
 
     /// Loopback.
@@ -77,6 +86,11 @@ impl Setups {
     /// Two hosts with two links, each with addresses of its own.
     pub(crate) fn two_links(&mut self) -> Result<&mut Setup> {
         get_or_create(&mut self.two_links, || Setup::testbed(None, 2))
+    }
+
+    /// A client, a link and servers with each congestion control.
+    pub(crate) fn congestion_hosts(&mut self) -> Result<&mut CongestionHosts> {
+        get_or_create(&mut self.congestion_hosts, CongestionHosts::new)
     }
 
     /// Three hosts, with a proxy of one or two lanes in the middle.

@@ -184,6 +184,23 @@ fn salesforce_proxies_answer_requests() {
     }
 }
 
+/// Takes 7 s: six servers, under four losses and twice with another connection.
+#[test]
+fn salesforce_congestion_controls_share_a_link() {
+    let words = ["salesforce", "--quick", "--rounds", "1", "--duration", "60ms", "--parts", "congestion/"];
+    let rows = rows("lab-salesforce-congestion", &words);
+    let name = "salesforce_congestion_controls_share_a_link";
+    if !skip::need_root(name) {
+        return;
+    }
+    let count = |table: &str| in_table(&rows, table).len();
+    assert_eq!(["throughput by loss", "fairness"].map(count), [24, 18]);
+    for row in in_table(&rows, "throughput by loss").iter().chain(&in_table(&rows, "fairness")) {
+        let lacks = row["why_not"].as_str().is_some_and(|why| why.contains("the kernel does not have"));
+        assert!(lacks || row["value"].as_f64().is_some_and(|value| value >= 0.0), "{row}");
+    }
+}
+
 const PARTS: usize = 4;
 const RUN: [&str; 8] = ["rivera", "--quick", "--rounds", "1", "--units", "60000", "--parts", "figure4"];
 

@@ -4,11 +4,14 @@
 //! | module | reproduces |
 //! |---|---|
 //! | `proxies` | figures 2 and 3: requests per second and latency; CPU time beside them |
+//! | `congestion` | what the paper wants such a stack for: throughput and fairness of other congestion controls |
 //! | `optimisations` | the list of optimisations, each switched off alone; the gap to the kernel |
 
+mod congestion;
 mod optimisations;
 mod proxies;
 
+use self::congestion::{FAIRNESS, THROUGHPUT};
 use self::optimisations::{GAP, OPTIMISATIONS};
 use self::proxies::{CPU, FIGURE_2, FIGURE_3};
 use crate::paper::PaperValue;
@@ -36,6 +39,13 @@ pub(super) fn tables() -> Vec<Table> {
             "The gap: how many times slower than the kernel's stack the one in user space is. Below 1: faster",
             Some(Plot::Bars("figure")),
         ),
+        Table::new(
+            THROUGHPUT,
+            "One connection over 40 Mbit/s with a round trip of 20 ms, by lost segments, Mbit/s",
+            Some(Plot::Bars("lost")),
+        )
+        .compared_with(Baseline::Line(congestion::BASELINE)),
+        Table::new(FAIRNESS, "Two connections over the same link: shares of the sum", None),
     ]
 }
 
@@ -49,6 +59,8 @@ pub(super) fn parts(scale: &Scale) -> Vec<Part> {
         }
         let id = format!("salesforce/optimisations/round-{round}");
         parts.push(Part::new(id, optimisations::rows));
+        let id = format!("salesforce/congestion/round-{round}");
+        parts.push(Part::new(id, move |places, stop| congestion::rows(places, round, stop)));
     }
     parts
 }
@@ -75,6 +87,7 @@ pub(super) fn differences() -> Vec<String> {
         "Offload: AF_XDP has no segmentation by the device, and a lane computes its checksums itself. So the switch is about the devices of all hosts, the kernels of clients and servers included; the kernel's stack has a line without it, too.",
         "Events per wake-up: a lane receives up to 64 frames at a time, of all connections, instead of the paper's mergeable receive buffers. Without it, one. It still sleeps only if no frame is queued.",
         "Buffers: 4 KiB for each direction of a connection instead of 64 KiB. A lane makes no system call for a read or write of a connection, so that only the window of TCP changes. The effect is in the column of bulk traffic, which requests of some hundred bytes cannot show.",
+        "Congestion control: the paper names its choice as a reason for a stack in user space, and does not measure it. Here, both servers are behind the same link, which a thread of the lab makes. Its queue holds one bandwidth-delay product, and drops what does not fit.",
         "Instances: a lane for each of two queues, each on a CPU of its own; the device's hash is the load balancer. This needs three CPUs. The paper's ratio of 2 is with instances; that of one lane with all other optimisations is beside it.",
     ]
     .map(String::from)
