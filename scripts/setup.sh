@@ -53,8 +53,13 @@ for extra in "$@"; do
     need knot-dnsutils test -x /usr/sbin/kxdpgun
     need python3 test -x /usr/bin/python3
     need nodejs test -x /usr/bin/node
-    # The load of the experiment of proxies.
+    # Clients and servers of the tests of 'manylane proxy'; wrk is also the load of an experiment.
     need wrk test -x /usr/bin/wrk
+    need curl test -x /usr/bin/curl
+    need redis-server test -x /usr/bin/redis-server
+    need redis-tools test -x /usr/bin/redis-cli
+    need openssh-server test -x /usr/sbin/sshd
+    need openssh-client test -x /usr/bin/ssh
     # Memory accesses of lanes.
     need valgrind command -v valgrind
     ;;

@@ -14,6 +14,7 @@ mod kamailio;
 mod load;
 mod memcached;
 mod node;
+mod proxy;
 mod python;
 mod rsyslog;
 mod sandbox;
