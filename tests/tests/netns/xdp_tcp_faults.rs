@@ -8,8 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use manylane::tcp::{Levels, TcpBuilder, TcpLane};
+use manylane_sys::process;
 use manylane_test_support::{set_queues, wait_for};
-use manylane_testbed::{Host, Layout};
+use manylane_testbed::{Host, Layout, skip};
 use manylane_tests::TEST_TIMEOUT;
 use manylane_tests::tcp_peer::{exchange, exchange_during, pattern};
 
@@ -118,13 +119,18 @@ fn observed(lanes: &Arc<Mutex<Levels>>) -> impl Fn(&mut TcpLane, &AtomicBool) + 
     }
 }
 
-/// Many connections that send a byte now and then: they have buffers for a moment, and hold up no
-/// one.
+/// Ten thousand connections that send a byte now and then: they have buffers for a moment, and hold
+/// up no one.
 #[test]
 fn netns_tcp_trickling_connections_give_their_buffers_back() {
-    const CONNECTIONS: usize = 2000;
-    const ROUNDS: u8 = 3;
+    const CONNECTIONS: usize = 10_000;
+    const AT_A_TIME: usize = 1000;
+    const ROUNDS: u8 = 2;
     let name = "netns_tcp_trickling_connections_give_their_buffers_back";
+    let descriptors = process::raise_descriptor_limit();
+    if !skip::need(name, descriptors > CONNECTIONS as u64 + 2000, "descriptors: raise ulimit -Hn") {
+        return;
+    }
     let Some(testbed) = tcp_testbed(name, &Layout { queues: 1, ..Layout::default() }) else { return };
     let (linux, host) = (testbed.host(0), testbed.host(1));
     let server = SocketAddr::new(host.ip(0, false), PORT);
@@ -137,13 +143,13 @@ fn netns_tcp_trickling_connections_give_their_buffers_back() {
     thread::scope(|scope| {
         scope.spawn(|| exchange(connect(linux, server), 1, 2_000_000));
         for round in 0..ROUNDS {
-            for stream in &mut streams {
-                stream.write_all(&[round]).unwrap();
-            }
-            for stream in &mut streams {
-                let mut byte = [0];
-                stream.read_exact(&mut byte).unwrap();
-                assert_eq!(byte, [round]);
+            for streams in streams.chunks_mut(AT_A_TIME) {
+                streams.iter_mut().for_each(|stream| stream.write_all(&[round]).unwrap());
+                for stream in streams {
+                    let mut byte = [0];
+                    stream.read_exact(&mut byte).unwrap();
+                    assert_eq!(byte, [round]);
+                }
             }
         }
     });
