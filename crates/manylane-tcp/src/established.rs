@@ -6,13 +6,12 @@ use manylane_wire::tcp::Flags;
 
 use crate::connection::{Need, Open, Phase};
 use crate::core::Core;
-use crate::device::Skip;
-use crate::edge::{Edge, Verdict};
-use crate::endpoint::{Endpoint, Progress};
+use crate::edge::Verdict;
+use crate::endpoint::Progress;
 use crate::event::{Reason, What};
 use crate::output::Output;
 use crate::packet::{Segment, length32};
-use crate::sender::Sender;
+use crate::sending::Sending;
 use crate::sequence::later;
 use crate::time::Time;
 
@@ -170,108 +169,18 @@ fn resume(core: &mut Core, index: u32, now: Time) {
     }
 }
 
-/// When the oldest segment is to be sent again as a probe, if the state machine can.
-fn probe_at(sender: &Sender, edge: &Edge, endpoint: &Endpoint) -> Option<Time> {
-    endpoint.can_resend().then(|| sender.probe_at(edge)).flatten()
-}
-
 /// [`drive`] of a connection with a state machine.
 fn drive_endpoint<O: Output>(core: &mut Core, index: u32, now: Time, out: &mut O) -> bool {
     let is_short = !core.may_take(Need::Input);
     let Some(Phase::Open(open)) = core.table.phase_mut(index) else { return true };
-    let Some(endpoint) = &mut open.endpoint else { return true };
-    let progress = endpoint.progress();
-    let is_in_time_wait = progress == Progress::TimeWait;
-    if probe_at(&open.sender, &open.edge, endpoint).is_some_and(|at| at <= now) {
-        open.sender.note_probe(&open.edge);
-        core.counters.probes += 1;
-        endpoint.resend_oldest(&mut core.machine, &open.edge, now);
-    }
-    // TIME-WAIT is ours: smoltcp would throw away what is not read when its own one ends.
-    let mut due = if is_in_time_wait { None } else { endpoint.deadline(&mut core.machine, &open.edge, now) };
-    if due.is_none() && progress != Progress::Over && open.edge.acknowledged != open.edge.receive_next {
-        // The ACK of the peer's FIN in TIME-WAIT, or one for which the output had no space when a
-        // segment was answered: smoltcp takes it for sent.
-        if !open.edge.control(Flags::ACK, open.edge.send_next, now).send(out) {
-            core.counters.output_full += 1;
-            return false;
-        }
-        open.edge.acknowledged = open.edge.receive_next;
-        core.counters.segments_out += 1;
-    }
-    let can_rewind = open.edge.window > 0 && endpoint.can_resend();
-    if let Some((_, rewinds)) = open.sender.timeout_at(&open.edge).filter(|(at, _)| *at <= now) {
-        // As the state machine's own one would be.
-        if out.space(open.edge.space_needed()).is_none() {
-            core.counters.output_full += 1;
-            return false;
-        }
-        let (before, how) = (open.edge.in_flight(), (Skip::Nothing, rewinds));
-        let sent = endpoint.rewind(&mut core.machine, &mut open.edge, now, out, how);
-        open.sender.note_rewind(now);
-        if let Some(sent) = sent {
-            core.counters.segments_out += 1;
-            core.counters.retransmitted += 1;
-            core.counters.timeouts += u64::from(open.sender.on_sent(&open.edge, &sent, before, now));
-        }
-        due = endpoint.deadline(&mut core.machine, &open.edge, now);
-    }
-    loop {
-        while due.is_some_and(|at| at <= now) {
-            let may_send_at = open.sender.may_send_at(&open.edge, endpoint.unacknowledged(), now);
-            if may_send_at > now && !endpoint.has_window_to_tell(&open.edge) {
-                due = Some(may_send_at);
-                if open.edge.acknowledged != open.edge.receive_next {
-                    // The ACK does not wait for the data that it would go with.
-                    if !open.edge.control(Flags::ACK, open.edge.send_next, now).send(out) {
-                        core.counters.output_full += 1;
-                        return false;
-                    }
-                    open.edge.acknowledged = open.edge.receive_next;
-                    core.counters.segments_out += 1;
-                }
-                break;
-            }
-            // Before smoltcp is asked: it clears its timers even if it cannot send.
-            if out.space(open.edge.space_needed()).is_none() {
-                core.counters.output_full += 1;
-                return false;
-            }
-            let before = open.edge.in_flight();
-            let skip = open.sender.skip();
-            let Some(sent) = endpoint.output(&mut core.machine, &mut open.edge, now, out, skip) else {
-                break;
-            };
-            if sent.skipped {
-                open.sender.on_skipped(&sent);
-                due = endpoint.deadline(&mut core.machine, &open.edge, now);
-                continue;
-            }
-            core.counters.segments_out += 1;
-            core.counters.retransmitted += u64::from(sent.again);
-            if before == 0 && open.edge.in_flight() > 0 {
-                open.heard = now;
-            }
-            open.active = now;
-            core.counters.timeouts += u64::from(open.sender.on_sent(&open.edge, &sent, before, now));
-            due = endpoint.deadline(&mut core.machine, &open.edge, now);
-        }
-        let Some(how) = open.sender.wants_rewind().filter(|_| can_rewind) else { break };
-        if out.space(open.edge.space_needed()).is_none() {
-            core.counters.output_full += 1;
-            return false;
-        }
-        let oldest = endpoint.rewind(&mut core.machine, &mut open.edge, now, out, how);
-        let is_sent = oldest.is_some_and(|oldest| !oldest.skipped);
-        core.counters.segments_out += u64::from(is_sent);
-        core.counters.retransmitted += u64::from(is_sent);
-        open.sender.on_rewound(&open.edge, oldest.as_ref(), now);
-        due = endpoint.deadline(&mut core.machine, &open.edge, now);
-    }
-    let timeout_at = open.sender.timeout_at(&open.edge).map(|(at, _)| at);
-    let timers = [probe_at(&open.sender, &open.edge, endpoint), timeout_at];
-    let due = due.into_iter().chain(timers.into_iter().flatten()).min();
-    open.sender.note_limit(&open.edge, endpoint.unacknowledged());
+    let Open { edge, sender, endpoint: Some(endpoint), heard, active, .. } = open else { return true };
+    let is_in_time_wait = endpoint.progress() == Progress::TimeWait;
+    let (machine, counters) = (&mut core.machine, &mut core.counters);
+    let mut sending = Sending { machine, counters, edge, sender, endpoint, heard, active, now, out };
+    let Ok(due) = sending.send() else {
+        core.counters.output_full += 1;
+        return false;
+    };
     let is_waiting = open.edge.in_flight() > 0 || endpoint.unacknowledged() > 0;
     let give_up = open.heard + core.config.user_timeout;
     if is_waiting && now >= give_up {

@@ -42,7 +42,7 @@
 //! | what is acceptable (RFC 5961, 7323) | `edge` | dropped or answered with an ACK, counted |
 //! | state machine, buffers | `endpoint` (smoltcp) | no buffers: dropped, counted; it comes again |
 //! | losses, windows | `sender`, `selective`, [`congestion`] | the rest waits in the send buffer |
-//! | what is due | `established`, [`wheel`] | no output space: sent by a later call |
+//! | what is due | `established`, `sending`, [`wheel`] | no output space: sent by a later call |
 //! | a packet: headers, checksums | `edge` (`translate`), `packet` | - |
 //!
 //! # Who owns what
@@ -84,6 +84,7 @@ mod scoreboard;
 mod secret;
 mod selective;
 mod sender;
+mod sending;
 mod sequence;
 mod stack;
 mod table;
