@@ -457,6 +457,10 @@ impl ProxyLane for KernelLane {
         self.accepts.clear();
     }
 
+    fn connections(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
     fn now(&self) -> Time {
         self.now
     }

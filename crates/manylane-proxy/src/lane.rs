@@ -42,6 +42,8 @@ pub trait ProxyLane {
     fn addresses(&mut self, id: Id) -> Option<(SocketAddr, SocketAddr)>;
     /// Accepts no more connections.
     fn stop_listening(&mut self);
+    /// Connections that there are, also those that are closed and still have bytes to send.
+    fn connections(&self) -> usize;
     /// The time of the last wait.
     fn now(&self) -> Time;
     /// Hands over what is counted under the lane: always the same names in the same order. On every
@@ -93,6 +95,11 @@ impl ProxyLane for TcpLane {
 
     fn stop_listening(&mut self) {
         TcpLane::stop_listening(self);
+    }
+
+    fn connections(&self) -> usize {
+        let levels = self.levels();
+        levels.connections.saturating_sub(levels.backlog)
     }
 
     fn now(&self) -> Time {

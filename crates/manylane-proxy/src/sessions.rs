@@ -172,10 +172,11 @@ impl<L: ProxyLane> Proxy<L> {
                 self.end(session as u32, End::CutOff, true);
             }
         }
-        if self.open > 0 {
+        // What was written to connections that are closed is still on its way.
+        if self.open > 0 || self.lane.connections() > 0 && now < ends {
             return Ok(true);
         }
-        // What was closed last is still to be sent.
+        // Resets are still to be sent.
         self.lane.wait(Duration::ZERO)?;
         Ok(false)
     }
