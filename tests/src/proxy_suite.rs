@@ -59,12 +59,15 @@ pub fn servers_take_turns(bed: &ProxyBed) {
     let options = Options { balance: Balance::LeastConnections, ..Options::default() };
     let proxy = bed.start(options, &addresses);
     let servers = listeners.map(|listener| echo(listener, 4));
-    // All open at the same time: each server gets a third.
-    let mut streams: Vec<_> = (0..12).map(|_| bed.connect(&proxy)).collect();
-    for stream in &mut streams {
+    // All open at the same time: each server gets a third. One after the other, because two lanes
+    // that choose at once may choose the same server.
+    let connect = || {
+        let mut stream = bed.connect(&proxy);
         stream.write_all(b"x").unwrap();
         stream.read_exact(&mut [0]).unwrap();
-    }
+        stream
+    };
+    let streams: Vec<_> = (0..12).map(|_| connect()).collect();
     let connections: Vec<u32> =
         proxy.shared.settings().servers.all().iter().map(|server| server.connections()).collect();
     assert_eq!(connections, [4, 4, 4]);
