@@ -32,7 +32,7 @@ pub(crate) enum Skip<'a> {
 }
 
 impl Skip<'_> {
-    fn takes(self, (sequence, end): (u32, u32)) -> bool {
+    fn takes(self, sequence: u32, end: u32) -> bool {
         match self {
             Skip::Nothing => false,
             Skip::Everything => true,
@@ -92,11 +92,11 @@ impl<O: Output> TxToken for Space<'_, '_, O> {
             return write(&mut vec![0; length]);
         };
         let result = write(&mut space[start..start + length]);
-        if let Some(numbers) = wire.edge.numbers(space, length)
-            && numbers.0 != numbers.1
-            && wire.skip.takes(numbers)
+        if !matches!(wire.skip, Skip::Nothing)
+            && let Some((sequence, end)) = wire.edge.numbers(space, length)
+            && sequence != end
+            && wire.skip.takes(sequence, end)
         {
-            let (sequence, end) = numbers;
             wire.sent = Some(Sent { sequence, end, again: true, skipped: true });
             return result;
         }

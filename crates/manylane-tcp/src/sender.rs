@@ -133,8 +133,7 @@ impl Sender {
         if let (true, Some(selective)) = (is_sent_again, self.active()) {
             let (mss, window) = (u32::from(self.mss), self.controller.window());
             return match selective.may_pass(edge, self.sent_to, mss, window) {
-                true if self.controller.pacing_rate().is_some() => self.paced_to,
-                true => now,
+                true => self.paced_at(now),
                 false => self.sent_at + self.timeout(),
             };
         }
@@ -147,6 +146,11 @@ impl Sender {
         if outstanding >= self.allowance() {
             return self.sent_at + self.timeout();
         }
+        self.paced_at(now)
+    }
+
+    /// When pacing lets the next segment go.
+    fn paced_at(&self, now: Time) -> Time {
         if self.controller.pacing_rate().is_some() { self.paced_to } else { now }
     }
 
@@ -180,6 +184,8 @@ impl Sender {
         self.inflation = 0;
         self.sent_to = oldest.end;
         if !oldest.skipped {
+            // It is not known which of both an ACK will be for.
+            self.timed = None;
             let bytes = oldest.end.wrapping_sub(oldest.sequence);
             self.controller.on_sent(now, bytes, edge.in_flight());
             self.sent_at = now;
