@@ -52,14 +52,6 @@ impl Server {
     }
 }
 
-/// The kernel's name.
-fn kernel_name(algorithm: Algorithm) -> &'static str {
-    match algorithm {
-        Algorithm::NewReno => "reno",
-        other => other.name(),
-    }
-}
-
 /// A client, the link and both servers.
 pub(crate) struct CongestionHosts {
     testbed: Testbed,
@@ -209,7 +201,7 @@ fn drain(address: SocketAddr, count: &AtomicU64, end: &AtomicBool) -> Result<()>
 /// Sends without an end to each client, for as long as this process lives.
 fn serve_by_kernel(host: &Host, algorithm: Algorithm) -> Result<SocketAddr> {
     let listener = host.run(|| TcpListener::bind((host.ip4(SERVER_LINK), 0)))?;
-    let name = kernel_name(algorithm);
+    let name = algorithm.kernel_name();
     SockRef::from(&listener).set_tcp_congestion(name.as_bytes()).with_context(|| {
         format!("the kernel does not have {name} (net.ipv4.tcp_available_congestion_control)")
     })?;

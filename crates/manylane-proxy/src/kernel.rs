@@ -474,11 +474,7 @@ impl ProxyLane for KernelLane {
 }
 
 fn set_congestion(socket: &impl AsFd, algorithm: Algorithm) -> io::Result<()> {
-    let name = match algorithm {
-        Algorithm::NewReno => "reno",
-        other => other.name(),
-    };
-    SockRef::from(socket).set_tcp_congestion(name.as_bytes())
+    SockRef::from(socket).set_tcp_congestion(algorithm.kernel_name().as_bytes())
 }
 
 #[cfg(test)]

@@ -35,6 +35,15 @@ impl Algorithm {
         }
     }
 
+    /// The name that Linux has for its own (`net.ipv4.tcp_available_congestion_control`).
+    #[must_use]
+    pub const fn kernel_name(self) -> &'static str {
+        match self {
+            Algorithm::NewReno => "reno",
+            other => other.name(),
+        }
+    }
+
     /// What makes its controllers.
     #[must_use]
     pub fn new_controller(self) -> NewController {
