@@ -150,6 +150,17 @@ impl ProxyBed {
     }
 }
 
+/// The thread of a lane. Routes are asked for, and sockets opened, in the namespace of its host.
+pub(crate) fn spawn_lane<T: Send + 'static>(
+    host: Option<&Host>,
+    run: impl FnOnce() -> T + Send + 'static,
+) -> JoinHandle<T> {
+    match host {
+        Some(host) => host.spawn("lane", run).unwrap(),
+        None => thread::spawn(run),
+    }
+}
+
 fn start<L: ProxyLane + Send + 'static>(
     host: Option<&Host>,
     lanes: Vec<L>,
@@ -163,12 +174,7 @@ fn start<L: ProxyLane + Send + 'static>(
     let run = |(lane, counters): (L, &Arc<LaneCounters>)| {
         let mut proxy = Proxy::new(lane, Arc::clone(&shared), Arc::clone(counters));
         stacks.push(proxy.stack_stats());
-        let run = move || proxy.run();
-        // Lanes ask for routes in the namespace of their thread.
-        match host {
-            Some(host) => host.spawn("lane", run).unwrap(),
-            None => thread::spawn(run),
-        }
+        spawn_lane(host, move || proxy.run())
     };
     let threads = lanes.into_iter().zip(&counters).map(run).collect();
     RunningProxy { address, shared, counters, stacks, threads }

@@ -14,6 +14,7 @@ use manylane_test_support::wait_for;
 use manylane_testbed::{Host, Testbed};
 
 use crate::TEST_TIMEOUT;
+use crate::proxy_bed::spawn_lane;
 
 /// Longest payload of a datagram over IPv4.
 pub(crate) const PAYLOAD_LEN_MAX: usize = 65_507;
@@ -209,12 +210,7 @@ impl UdpBed {
         let run = |(lane, counters): (_, &Arc<UdpLaneCounters>)| {
             let proxy = UdpProxy::new(vec![lane], Arc::clone(&shared), Arc::clone(counters), key);
             let mut proxy = proxy.unwrap();
-            let run = move || proxy.run();
-            // The sockets of sessions are in the namespace of their thread.
-            match host {
-                Some(host) => host.spawn("lane", run).unwrap(),
-                None => thread::spawn(run),
-            }
+            spawn_lane(host, move || proxy.run())
         };
         let threads = lanes.into_iter().zip(&counters).map(run).collect();
         RunningUdpProxy { address, shared, handle, counters, threads }

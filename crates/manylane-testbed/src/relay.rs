@@ -134,10 +134,29 @@ fn relay(
     }
 }
 
+/// Draws by chance, the same for the same seed.
+#[derive(Clone, Copy, Debug)]
+pub struct Chance(u64);
+
+impl Chance {
+    /// With this seed.
+    #[must_use]
+    pub const fn new(seed: u64) -> Chance {
+        Chance(seed)
+    }
+
+    /// True for `share` of `all` calls.
+    pub fn is_drawn(&mut self, share: u64, all: u64) -> bool {
+        // A linear congruential generator (Knuth, MMIX).
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % all < share
+    }
+}
+
 /// One direction of the link.
 struct Direction {
     conditions: Conditions,
-    random: u64,
+    chance: Chance,
     left_to_lose: u64,
     /// When the bottleneck has sent what it has.
     idle_at: Instant,
@@ -150,7 +169,7 @@ impl Direction {
     fn new(conditions: Conditions, seed: u64) -> Direction {
         let (idle_at, waiting) = (Instant::now(), VecDeque::new());
         let counts = DirectionCounts::default();
-        Direction { conditions, random: seed, left_to_lose: 0, idle_at, waiting, counts }
+        Direction { conditions, chance: Chance::new(seed), left_to_lose: 0, idle_at, waiting, counts }
     }
 
     fn add(&mut self, frame: Vec<u8>, now: Instant) {
@@ -175,10 +194,7 @@ impl Direction {
 
     /// Draws whether a frame with data is lost.
     fn is_lost(&mut self) -> bool {
-        // A linear congruential generator (Knuth, MMIX).
-        self.random =
-            self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        if self.left_to_lose == 0 && (self.random >> 33) % 10_000 < self.conditions.losses {
+        if self.left_to_lose == 0 && self.chance.is_drawn(self.conditions.losses, 10_000) {
             self.left_to_lose = self.conditions.lost_in_a_row.max(1);
         }
         let is_lost = self.left_to_lose > 0;

@@ -12,6 +12,7 @@ use manylane_sys::packet::PacketSocket;
 use manylane_tcp::time::Time;
 use manylane_tcp::{Config, Counters, Id, Levels, Output, Reason, Secret, Stack, What};
 use manylane_testbed::Host;
+use manylane_testbed::relay::Chance;
 use manylane_tests::tcp_peer::exchange;
 use manylane_wire::ethernet::{self, Ethernet, Mac};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -30,7 +31,7 @@ pub(crate) struct Faults {
     doubled: u64,
     /// Held back until the next two have passed.
     late: u64,
-    random: u64,
+    chance: Chance,
 }
 
 impl Faults {
@@ -40,13 +41,11 @@ impl Faults {
 
     /// The same share for each kind.
     pub(crate) fn permille(share: u64) -> Faults {
-        Faults { lost: share, doubled: share, late: share, random: 7 }
+        Faults { lost: share, doubled: share, late: share, chance: Chance::new(7) }
     }
 
     fn is_struck(&mut self, share: u64) -> bool {
-        self.random =
-            self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.random >> 33) % 1000 < share
+        self.chance.is_drawn(share, 1000)
     }
 }
 

@@ -1,7 +1,8 @@
 //! `manylane proxy` between servers and their usual clients: curl, wrk, redis-cli, ssh. Both are on
 //! one host, and the proxy is on another one, with either stack.
 
-use std::fs::{self, Permissions};
+use std::fs::{self, File, Permissions};
+use std::io::Read;
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -67,17 +68,11 @@ fn wait_listening(host: &Host, at: SocketAddr) {
         .unwrap();
 }
 
-/// A file of some pseudo-random bytes there, and its path.
+/// A file of some random bytes there, and its path.
 fn data(sandbox: &Sandbox, length: usize) -> String {
     let path = sandbox.path("data");
-    let mut state = 1_u64;
-    let bytes: Vec<u8> = std::iter::repeat_with(|| {
-        // A linear congruential generator (Knuth, MMIX).
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 56) as u8
-    })
-    .take(length)
-    .collect();
+    let mut bytes = vec![0; length];
+    File::open("/dev/urandom").unwrap().read_exact(&mut bytes).unwrap();
     fs::write(&path, bytes).unwrap();
     path
 }
@@ -186,7 +181,7 @@ fn netns_proxy_ssh() {
         let mut ssh = command(sandbox, "ssh", &["-p", &port, "-i", &key, "-o", "BatchMode=yes"]);
         ssh.args(known.iter().flat_map(|option| ["-o", option]));
         ssh.args(["-l", "root", &ip, &format!("cat > {copy} && echo done")]);
-        ssh.stdin(fs::File::open(&data).unwrap());
+        ssh.stdin(File::open(&data).unwrap());
         assert_eq!(run_ok(ssh), "done\n");
         assert!(is_same(&data, &copy), "the file has changed");
     });
