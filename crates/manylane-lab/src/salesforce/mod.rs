@@ -4,7 +4,7 @@
 //! | module | reproduces |
 //! |---|---|
 //! | `proxies` | figures 2 and 3: requests per second and latency; CPU time beside them |
-//! | `congestion` | what the paper wants such a stack for: throughput and fairness of other congestion controls |
+//! | `congestion` | what the paper wants it for: throughput and fairness of congestion controls |
 //! | `optimisations` | the list of optimisations, each switched off alone; the gap to the kernel |
 
 mod congestion;

@@ -3,11 +3,11 @@
 //! | stage | module | when something is full or missing |
 //! |---|---|---|
 //! | a batch of a lane is received | `proxy` | the rest of its queue waits for the next pass |
-//! | the session of a datagram | `key`: its addresses, or payload bytes | too short: dropped, counted |
+//! | the session of a datagram | `key`: its addresses, or payload bytes | too short: lost, counted |
 //! | a new session: limits, a server, a socket | `sessions` | dropped, counted with the reason |
 //! | sent to the server by the session's socket | `server_socket` | no room: dropped, counted |
 //! | refused by the server | `sessions` | the session ends; the next datagram begins another one |
-//! | answers are read, a bounded number at a time | `sessions` | the rest waits for the next pass |
+//! | answers are read, a bounded number | `sessions` | the rest waits for the next pass |
 //! | answers are sent by the lane, in batches | `proxy` | lost, counted; the lane has the reasons |
 //! | no datagrams for long | `sessions`, by a timer wheel | the session ends |
 //!
