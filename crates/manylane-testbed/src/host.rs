@@ -299,6 +299,21 @@ impl Host {
         Ok(())
     }
 
+    /// Lets the device hold back so many frames while the ring of its peer is full (Linux 6.16).
+    /// Without it a virtual device drops them: it has no queue of its own.
+    ///
+    /// # Errors
+    /// Fails with the message of `tc`.
+    pub fn set_transmit_queue(&self, link: usize, frames: u32) -> Result<()> {
+        let line = format!("qdisc replace dev {} root pfifo limit {frames}", self.device(link));
+        let done = process::run_isolated(Some(self.namespace()), "tc", &["-batch", "-"], line.as_bytes());
+        let done = done.map_err(explain_missing_ip)?;
+        if !done.status.success() {
+            bail!("tc: {}\nwhile running:\n{line}", String::from_utf8_lossy(&done.stderr).trim());
+        }
+        Ok(())
+    }
+
     pub(crate) fn end(&self, link: usize) -> &LinkEnd {
         match self.inner.ends.get(link) {
             Some(Some(end)) => end,

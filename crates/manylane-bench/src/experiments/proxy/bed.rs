@@ -4,7 +4,8 @@
 //! the work of one host would be done on another one's CPU. Kernel threads (threaded NAPI) receive
 //! instead: for the proxy's devices on its CPU, for the others' on the CPU of clients and servers.
 //! And they do so in batches: as network cards delay interrupts, frames wait for up to 50 µs.
-//! Without that, each frame may wake such a thread in the middle of the proxy's work.
+//! Without that, each frame may wake such a thread in the middle of the proxy's work. What does not
+//! fit into the ring of a peer waits, where a virtual device without a queue drops it.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
@@ -20,6 +21,8 @@ pub(super) const SERVER_LINK: usize = 1;
 
 /// How long devices delay their receive work, in nanoseconds.
 const MODERATION_NS: &str = "50000";
+/// Frames that wait for a device, as with network cards (`txqueuelen`).
+const TRANSMIT_QUEUE: u32 = 1000;
 
 /// The hosts, and their CPUs.
 pub(super) struct Bed {
@@ -63,6 +66,7 @@ impl Bed {
         bed.servers().enable_threaded_napi(SERVER_LINK, peers_cpu)?;
         for (host, link) in bed.ends() {
             host.write_sysfs(link, "napi_defer_hard_irqs", "1")?;
+            host.set_transmit_queue(link, TRANSMIT_QUEUE)?;
             host.write_sysfs(link, "gro_flush_timeout", MODERATION_NS)?;
         }
         Ok(bed)
