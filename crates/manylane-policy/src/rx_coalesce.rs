@@ -79,6 +79,8 @@ pub struct RxCoalesce {
     average: Option<usize>,
     /// None: the longest delay is fixed.
     load: Option<LoadWatch>,
+    /// By the load, the longest delay does not grow beyond this.
+    load_max: Duration,
     level: Level,
     /// Windows in a row with that load; between the limits, since the longest delay changed.
     windows: u32,
@@ -110,6 +112,7 @@ impl RxCoalesce {
             since_probe: 0,
             average: None,
             load: None,
+            load_max: LOAD_DELAY_RANGE.1,
             level: Level::Low,
             windows: 0,
         }
@@ -120,6 +123,14 @@ impl RxCoalesce {
     pub fn by_load(mut self) -> Self {
         self.load = Some(LoadWatch::default());
         self.set_max_delay(Duration::ZERO);
+        self
+    }
+
+    /// By the load, the longest delay grows up to this, and not to 500 µs. Clients that wait for
+    /// answers send less while they are delayed: for them, a long delay bounds the rate.
+    #[must_use]
+    pub fn up_to(mut self, longest: Duration) -> Self {
+        self.load_max = longest;
         self
     }
 
@@ -169,7 +180,7 @@ impl RxCoalesce {
     }
 
     fn set_busy(&mut self, percent: u32) {
-        let (min, max) = LOAD_DELAY_RANGE;
+        let (min, max) = (LOAD_DELAY_RANGE.0, self.load_max);
         let level = match percent {
             BUSY_MAX.. => Level::High,
             BUSY_MIN.. => Level::Middle,
@@ -394,6 +405,13 @@ mod tests {
         assert_eq!([85, 75, 75, 84].map(&mut after), [50, 100, 200, 400]);
         assert_eq!([50, 74, 60, 75, 60].map(&mut after), [400, 200, 200, 200, 200]);
         assert_eq!([60, 60, 60, 60, 60, 60].map(&mut after), [100, 100, 50, 50, 0, 0]);
+        coalesce = coalesce.up_to(DELAY);
+        coalesce.set_busy(100);
+        let longest = [100, 100, 100].map(|busy| {
+            coalesce.set_busy(busy);
+            coalesce.max_delay()
+        });
+        assert_eq!(longest, [DELAY; 3]);
     }
 
     #[test]

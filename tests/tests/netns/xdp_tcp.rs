@@ -45,11 +45,21 @@ fn assert_clean(lanes: &[TcpCounters]) {
 
 /// Clients of the kernel against an echo server on lanes.
 fn serve(name: &str, queues: u32, ipv6: bool, clients: (usize, usize, usize)) {
+    serve_by(name, queues, ipv6, clients, |_| {});
+}
+
+fn serve_by(
+    name: &str,
+    queues: u32,
+    ipv6: bool,
+    clients: (usize, usize, usize),
+    change: impl FnOnce(&mut TcpBuilder) + Send,
+) {
     let Some(testbed) = tcp_testbed(name, &Layout { queues, ..Layout::default() }) else { return };
     let (linux, host) = (testbed.host(0), testbed.host(1));
     let server = SocketAddr::new(host.ip(0, ipv6), PORT);
-    let lanes =
-        Lanes::start(host, |builder| _ = builder.lanes(queues as usize).listen(server).unwrap(), echo);
+    let listen = |builder: &mut TcpBuilder| change(builder.lanes(queues as usize).listen(server).unwrap());
+    let lanes = Lanes::start(host, listen, echo);
     let (threads, each, length) = clients;
     kernel_clients(linux, server, threads, each, length);
     let counters = lanes.stop();
@@ -66,6 +76,12 @@ fn netns_tcp_lane_serves_a_thousand_connections() {
 #[test]
 fn netns_tcp_lane_moves_bulk_data() {
     serve("netns_tcp_lane_moves_bulk_data", 1, true, (4, 1, 5_000_000));
+}
+
+#[test]
+fn netns_tcp_lane_serves_in_spite_of_delays() {
+    let delay = |builder: &mut TcpBuilder| _ = builder.rx_coalesce(Duration::from_micros(500));
+    serve_by("netns_tcp_lane_serves_in_spite_of_delays", 1, false, (10, 20, 20_000), delay);
 }
 
 #[test]

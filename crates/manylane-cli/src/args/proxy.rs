@@ -13,7 +13,7 @@ use manylane_proxy::udp::PayloadKey;
 use manylane_proxy::{Balance, ProxyHeader};
 
 use super::FilterArgs;
-use super::values::{interval_or_zero, within};
+use super::values::{interval_or_zero, rx_usecs, within};
 use crate::{metrics, parse};
 
 /// The stack of a proxy's lanes.
@@ -47,7 +47,7 @@ pub(crate) struct ProxyArgs {
     /// Its keys are the names of the options, such as idle-timeout = "5m". At SIGHUP, servers,
     /// --balance, --proxy-protocol, limits on connections and time-outs change, and no connection
     /// is closed.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["udp", "key", "answers", "engine", "listen", "to", "balance", "proxy_protocol", "check_interval", "stack", "lanes", "interface", "source_ports", "xdp_generic", "limit", "allow", "deny", "max_connections", "max_per_source", "max_memory", "client_congestion", "server_congestion", "connect_timeout", "idle_timeout", "half_closed_timeout", "drain_timeout"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["udp", "key", "answers", "engine", "listen", "to", "balance", "proxy_protocol", "check_interval", "stack", "lanes", "interface", "source_ports", "xdp_generic", "rx_usecs", "limit", "allow", "deny", "max_connections", "max_per_source", "max_memory", "client_congestion", "server_congestion", "connect_timeout", "idle_timeout", "half_closed_timeout", "drain_timeout"])]
     pub(crate) config: Option<PathBuf>,
     /// Which server gets a connection: round-robin, least-connections or hash
     ///
@@ -89,6 +89,12 @@ pub(crate) struct ProxyArgs {
     /// Attach the XDP program in generic mode: any device, but slower
     #[arg(long, help_heading = "Stack xdp")]
     pub(crate) xdp_generic: bool,
+    /// Delay before a lane sleeps, for larger batches; 0: none [default: by the load]
+    ///
+    /// By the load: none while the lanes' CPUs are less than half busy, and up to 100. A lane that
+    /// finds packets does not delay.
+    #[arg(long, help_heading = "Stack xdp", value_name = "USECS", value_parser = rx_usecs(), conflicts_with = "udp")]
+    pub(crate) rx_usecs: Option<u64>,
     #[command(flatten)]
     pub(crate) filter: FilterArgs,
     /// Connections of clients at most

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use manylane_bench::experiments::proxy::{self, Contender, Load, Plan};
+use manylane_bench::experiments::proxy::{self, Contender, Load, Manylane, Plan};
 use manylane_bench::{Options, Setup};
 
 use super::common::{Bar, finish, options, or_default};
@@ -26,7 +26,10 @@ pub(super) fn run(args: &ProxyBenchArgs, controller: &mut Bar) -> Result<()> {
         contenders: or_default(&args.contenders, &installed),
         loads: or_default(&args.loads, &Load::ALL),
         rate: args.rate,
-        manylane: std::env::current_exe().context("cannot find this program")?,
+        manylane: Manylane {
+            path: std::env::current_exe().context("cannot find this program")?,
+            rx_coalesce: args.common.rx_usecs.map(Duration::from_micros),
+        },
     };
     let usual = if args.quick { QUICK_SAMPLE_DURATION } else { SAMPLE_DURATION };
     let setup = Setup::loopback(args.common.receiver_cpus.clone());

@@ -18,6 +18,7 @@ use serde::{Deserialize, Deserializer};
 
 use crate::args::{ProxyArgs, ProxyStack, port_range};
 use crate::parse;
+use manylane_ipc::RX_USECS_MAX;
 
 /// Default of the idle timeout.
 const TCP_IDLE_TIMEOUT: Duration = Duration::from_secs(300);
@@ -41,6 +42,7 @@ pub(super) struct Config {
     pub(super) interface: Vec<String>,
     pub(super) source_ports: RangeInclusive<u16>,
     pub(super) xdp_generic: bool,
+    pub(super) rx_usecs: Option<u64>,
     pub(super) limit: Vec<Limit>,
     pub(super) allow: Vec<Prefix>,
     pub(super) deny: Vec<Prefix>,
@@ -76,6 +78,7 @@ struct File {
     source_ports: Option<RangeInclusive<u16>>,
     #[serde(default)]
     xdp_generic: bool,
+    rx_usecs: Option<u64>,
     #[serde(default, deserialize_with = "texts")]
     limit: Vec<Limit>,
     #[serde(default, deserialize_with = "texts")]
@@ -138,6 +141,7 @@ impl Config {
             interface: args.interface.clone(),
             source_ports: args.source_ports.clone(),
             xdp_generic: args.xdp_generic,
+            rx_usecs: args.rx_usecs,
             limit: args.filter.limit.clone(),
             allow: args.filter.allow.clone(),
             deny: args.filter.deny.clone(),
@@ -152,6 +156,9 @@ impl Config {
         }
         if file.lanes.is_some_and(|lanes| !(1..=256).contains(&lanes)) {
             return Err(anyhow!("lanes: expected 1 to 256"));
+        }
+        if file.rx_usecs.is_some_and(|usecs| usecs > RX_USECS_MAX) {
+            return Err(anyhow!("rx-usecs: expected 0 to {RX_USECS_MAX}"));
         }
         if let Some(key) = file.misplaced() {
             let which = if file.udp { "does not apply with" } else { "needs" };
@@ -186,6 +193,7 @@ impl Config {
             interface: file.interface.clone(),
             source_ports: file.source_ports.clone().unwrap_or(self.source_ports),
             xdp_generic: file.xdp_generic,
+            rx_usecs: file.rx_usecs,
             limit: file.limit.clone(),
             allow: file.allow.clone(),
             deny: file.deny.clone(),
@@ -208,6 +216,7 @@ impl Config {
             (self.interface != new.interface, "interface"),
             (self.source_ports != new.source_ports, "source-ports"),
             (self.xdp_generic != new.xdp_generic, "xdp-generic"),
+            (self.rx_usecs != new.rx_usecs, "rx-usecs"),
             (self.limit != new.limit, "limit"),
             (self.allow != new.allow, "allow"),
             (self.deny != new.deny, "deny"),
@@ -229,6 +238,7 @@ impl File {
             (self.proxy_protocol.is_some(), "proxy-protocol"),
             (self.stack.is_some(), "stack"),
             (self.source_ports.is_some(), "source-ports"),
+            (self.rx_usecs.is_some(), "rx-usecs"),
             (self.max_memory.is_some(), "max-memory"),
             (self.client_congestion.is_some(), "client-congestion"),
             (self.server_congestion.is_some(), "server-congestion"),
@@ -304,6 +314,9 @@ mod tests {
             interface = ["eth0"]
             source-ports = "50000-60000"
             xdp-generic = true
+            rx-usecs = 100
+            client-congestion = "bbr"
+            server-congestion = "new-reno"
             limit = ["100/10"]
             allow = ["10.0.0.0/8"]
             deny = ["192.0.2.0/24"]
@@ -319,6 +332,11 @@ mod tests {
         assert_eq!(file.listen, ["0.0.0.0:80".parse().unwrap()]);
         assert_eq!((file.lanes, file.max_connections, file.max_per_source), (Some(2), Some(7), Some(3)));
         assert_eq!(file.max_memory, Some(512 << 20));
+        assert_eq!(file.rx_usecs, Some(100));
+        assert_eq!(
+            (file.client_congestion, file.server_congestion),
+            (Some(Algorithm::Bbr), Some(Algorithm::NewReno))
+        );
         assert_eq!(file.idle_timeout, Some(Duration::from_millis(500)));
         assert_eq!(file.source_ports, Some(50_000..=60_000));
         assert_eq!((file.stack, file.check_interval), (Some(ProxyStack::Kernel), Some(Duration::ZERO)));
@@ -334,6 +352,7 @@ mod tests {
             ("key = \"1:8\"", "key"),
             ("engine = \"xdp\"", "engine"),
             ("udp = true\nstack = \"kernel\"", "stack"),
+            ("udp = true\nrx-usecs = 100", "rx-usecs"),
             ("udp = true\nmax-memory = \"1G\"", "max-memory"),
             ("udp = true\nhalf-closed-timeout = \"1s\"", "half-closed-timeout"),
         ] {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use manylane::control::ControlSocket;
@@ -89,6 +90,9 @@ fn open_xdp(config: &Config) -> Result<Vec<TcpLane>> {
     builder.buffer_memory(config.memory_max.unwrap_or_else(memory::default_max));
     if let Some(lanes) = config.lanes {
         builder.lanes(lanes);
+    }
+    if let Some(micros) = config.rx_usecs {
+        builder.rx_coalesce(Duration::from_micros(micros));
     }
     builder.xdp(|xdp: &mut Builder| {
         xdp.xdp_generic(config.xdp_generic);

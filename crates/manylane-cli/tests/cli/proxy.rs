@@ -326,6 +326,8 @@ fn loopback_udp_proxy_names_options_that_do_not_apply() {
         (&["--udp", "--source-ports", "50000-60000"], "--source-ports"),
         (&["--udp", "--connect-timeout", "1s"], "--connect-timeout"),
         (&["--udp", "--max-memory", "1G"], "--max-memory"),
+        (&["--udp", "--rx-usecs", "100"], "--rx-usecs"),
+        (&["--rx-usecs", "20001"], "20000"),
         (&["--udp", "--half-closed-timeout", "1s"], "--half-closed-timeout"),
         (&["--udp", "--key", "1:65"], "OFFSET:LENGTH"),
         (&["--key", "1:8"], "--udp"),

@@ -41,8 +41,9 @@ struct Variant {
 }
 
 /// The lines, the kernel's stack first.
-fn variants() -> [Variant; 11] {
-    let optimised = LaneStack::Xdp { batch: None, buffer: None };
+fn variants() -> [Variant; 12] {
+    let (batch, buffer, delays) = (None, None, true);
+    let optimised = LaneStack::Xdp { batch, buffer, delays };
     let all = LibraryProxy { stack: optimised, is_pinned: true, offloads: true };
     let kernel = LibraryProxy { stack: LaneStack::Kernel, ..all };
     let with = |line, proxy| Variant { line, lanes: 1, proxy };
@@ -56,16 +57,20 @@ fn variants() -> [Variant; 11] {
         with("one lane, without offload", LibraryProxy { offloads: false, ..all }),
         with(
             "one lane, one frame at a time",
-            LibraryProxy { stack: LaneStack::Xdp { batch: Some(1), buffer: None }, ..all },
+            LibraryProxy { stack: LaneStack::Xdp { batch: Some(1), buffer, delays }, ..all },
+        ),
+        with(
+            "one lane, without delays",
+            LibraryProxy { stack: LaneStack::Xdp { batch, buffer, delays: false }, ..all },
         ),
         with(
             "one lane, small buffers",
-            LibraryProxy { stack: LaneStack::Xdp { batch: None, buffer: small }, ..all },
+            LibraryProxy { stack: LaneStack::Xdp { batch, buffer: small, delays }, ..all },
         ),
         with(
             NONE,
             LibraryProxy {
-                stack: LaneStack::Xdp { batch: Some(1), buffer: small },
+                stack: LaneStack::Xdp { batch: Some(1), buffer: small, delays: false },
                 is_pinned: false,
                 offloads: false,
             },
@@ -181,8 +186,8 @@ mod tests {
         let variants = variants();
         let all = variants.iter().find(|variant| variant.line == ALL).unwrap().proxy;
         let lacking = |proxy: &LibraryProxy| {
-            let LaneStack::Xdp { batch, buffer } = proxy.stack else { return 0 };
-            let lacks = [!proxy.is_pinned, !proxy.offloads, batch.is_some(), buffer.is_some()];
+            let LaneStack::Xdp { batch, buffer, delays } = proxy.stack else { return 0 };
+            let lacks = [!proxy.is_pinned, !proxy.offloads, batch.is_some(), !delays, buffer.is_some()];
             lacks.into_iter().filter(|lacks| *lacks).count()
         };
         let counts: Vec<usize> = variants
@@ -190,6 +195,6 @@ mod tests {
             .filter(|variant| variant.proxy.stack != LaneStack::Kernel)
             .map(|variant| lacking(&variant.proxy))
             .collect();
-        assert_eq!((lacking(&all), counts), (0, vec![0, 1, 1, 1, 1, 4, 0]));
+        assert_eq!((lacking(&all), counts), (0, vec![0, 1, 1, 1, 1, 1, 5, 0]));
     }
 }

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use manylane_tcp::congestion::NewController;
 use manylane_tcp::time::Time;
@@ -23,6 +23,8 @@ pub(super) struct Group {
     /// Lanes have one time, by which cookies are made and redeemed.
     pub(super) start: Instant,
     pub(super) controller: NewController,
+    /// Longest delay for larger batches; none: as the load requires.
+    pub(super) rx_coalesce: Option<Duration>,
     /// The addresses that are listened on, with the congestion control of their connections.
     pub(super) listeners: Vec<(SocketAddr, NewController)>,
     /// Kernel sockets that hold the addresses.

@@ -13,6 +13,7 @@ use manylane_tcp::time::Time;
 use manylane_tcp::{Counters, Event, Id, Levels, NetworkError, Output, Stack};
 use manylane_wire::icmp::IcmpError;
 
+use super::coalescing::Coalescing;
 use super::group::{Group, lane_id};
 use super::handover::Handover;
 use super::stream::TcpStream;
@@ -69,6 +70,7 @@ pub struct TcpLane {
     icmp_v6: Option<IcmpErrors>,
     icmp_errors: u64,
     waits: u32,
+    coalescing: Coalescing,
     /// First ports of the blocks that connections to others come from.
     blocks: Vec<u16>,
     /// The number of the next port. It begins at random: servers may still have connections of an
@@ -95,6 +97,7 @@ impl TcpLane {
         icmp: Icmp,
         (blocks, next_port): (Vec<u16>, usize),
     ) -> Self {
+        let coalescing = Coalescing::new(group.rx_coalesce, packets.ring_capacity());
         Self {
             packets,
             stack,
@@ -104,6 +107,7 @@ impl TcpLane {
             icmp_v6: icmp.v6,
             icmp_errors: 0,
             waits: 0,
+            coalescing,
             blocks,
             next_port,
             sources: HashMap::new(),
@@ -112,7 +116,8 @@ impl TcpLane {
     }
 
     /// Sends what was written, and receives; sleeps for at most `timeout` if there is nothing to
-    /// receive. With a timeout of zero it only looks.
+    /// receive. With a timeout of zero it only looks. On busy CPUs it delays before it sleeps:
+    /// see [`TcpBuilder::rx_coalesce`](super::TcpBuilder::rx_coalesce).
     ///
     /// # Errors
     /// If the system refuses to wait.
@@ -120,12 +125,15 @@ impl TcpLane {
         self.now = self.group.now();
         self.packets.set_time(Duration::from_micros(self.now.0));
         self.flush();
-        if !self.packets.can_receive() && !self.handover.has_mail() {
-            let timeout = self.next_timeout().min(timeout);
-            if !timeout.is_zero() {
-                self.packets.wait(timeout)?;
-                self.now = self.group.now();
+        let timeout = self.next_timeout().min(timeout);
+        if !timeout.is_zero() {
+            if !self.has_received() {
+                self.coalescing.delay(timeout);
             }
+            if !self.has_received() {
+                self.packets.wait(timeout)?;
+            }
+            self.now = self.group.now();
         }
         self.waits = self.waits.wrapping_add(1);
         // If there are packets, it is hardly an error that has woken the lane.
@@ -133,6 +141,10 @@ impl TcpLane {
             self.receive_errors();
         }
         Ok(())
+    }
+
+    fn has_received(&self) -> bool {
+        self.packets.can_receive() || self.handover.has_mail()
     }
 
     /// The time after which [`wait`](Self::wait) has something to do without a packet, for loops
@@ -157,15 +169,17 @@ impl TcpLane {
 
     /// Takes what has come. False if that was nothing.
     fn receive(&mut self) -> bool {
-        let mut found = self.handover.has_mail();
+        let found = self.handover.has_mail();
         if found {
             self.receive_handed();
         }
+        let mut total = 0;
         for _ in 0..BATCHES_MAX {
-            if self.packets.receive() == 0 {
+            let received = self.packets.receive();
+            if received == 0 {
                 break;
             }
-            found = true;
+            total += received;
             let mut malformed = 0;
             let (mut batch, out) = self.packets.split();
             let mut out = LaneOut { packets: out, handover: &mut self.handover, asked: 0 };
@@ -180,7 +194,8 @@ impl TcpLane {
             out.packets.finish();
             self.packets.add_malformed(malformed);
         }
-        found
+        self.coalescing.note(total);
+        found || total > 0
     }
 
     /// Takes what other lanes have handed over.

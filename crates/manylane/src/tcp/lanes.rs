@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use manylane_bpf::abi;
 use manylane_sys::raw_ip::IcmpErrors;
@@ -23,6 +23,9 @@ use crate::io::{self, EngineShared as _, Ports, XdpControl};
 
 /// Pairs of buffers of a lane at least: what one that forwards between connections needs.
 const BUFFERS_MIN: usize = 3;
+/// Entries of each ring by default, twice as many as for UDP: the sender of a segment for which a
+/// ring had no room sends it again no sooner than after 200 ms.
+const RING: u32 = 4096;
 
 /// Options of TCP lanes; [`open`](Self::open) checks them together.
 #[derive(Clone, Debug)]
@@ -41,7 +44,8 @@ impl TcpBuilder {
     /// Lanes that do not listen or connect yet.
     #[must_use]
     pub fn new() -> Self {
-        let base = Builder::at((Ipv4Addr::UNSPECIFIED, 0).into());
+        let mut base = Builder::at((Ipv4Addr::UNSPECIFIED, 0).into());
+        base.xdp_ring(RING);
         Self {
             base,
             listeners: Vec::new(),
@@ -102,8 +106,17 @@ impl TcpBuilder {
         self
     }
 
+    /// Delay before a [`wait`](TcpLane::wait) that finds nothing sleeps, so that one wake-up serves
+    /// a larger batch. Applies only while the batches after a delay show that it saves wake-ups.
+    /// Zero turns it off. Default: up to 100 µs, by the load of the CPUs that the lane may run on,
+    /// as that of UDP lanes in [`serve`](crate::Socket::serve): see [`Builder::rx_coalesce`].
+    pub fn rx_coalesce(&mut self, delay: Duration) -> &mut Self {
+        self.base.rx_coalesce(delay);
+        self
+    }
+
     /// Options of engine `xdp`: devices, generic mode, rings, limits and prefixes. Those of UDP
-    /// sockets have no effect.
+    /// sockets have no effect. Default of [`xdp_ring`](Builder::xdp_ring): 4096.
     pub fn xdp(&mut self, change: impl FnOnce(&mut Builder)) -> &mut Self {
         change(&mut self.base);
         self
@@ -147,6 +160,7 @@ impl TcpBuilder {
             control: Arc::clone(&control),
             start,
             controller: stack.controller,
+            rx_coalesce: config.rx_coalesce,
             listeners,
             held,
             sources,

@@ -52,6 +52,7 @@
 //! The machine itself cannot connect to its lanes: such packets are on no device. When the process
 //! ends in any way, the next packet of a connection reaches the kernel, which resets it.
 
+mod coalescing;
 mod group;
 mod handover;
 mod lane;

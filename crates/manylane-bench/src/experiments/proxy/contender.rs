@@ -58,7 +58,7 @@ impl Contender {
     pub(super) fn start(
         self,
         bed: &Bed,
-        manylane: &Path,
+        manylane: &Manylane,
         listen: SocketAddr,
         server: SocketAddr,
     ) -> Result<RunningProxy> {
@@ -67,7 +67,7 @@ impl Contender {
         let path = file.display().to_string();
         let program = match self.program() {
             Some(program) => find(program).with_context(|| format!("{program} is not installed"))?,
-            None => manylane.to_owned(),
+            None => manylane.path.clone(),
         };
         let mut command = bed.proxy().command(program)?;
         match self {
@@ -80,6 +80,9 @@ impl Contender {
                 command.args(["-c", &path, "-e", "stderr"]);
             }
             Self::ProxyKernel | Self::ProxyXdp => self.manylane(&mut command, bed, listen, server),
+        }
+        if let (Self::ProxyXdp, Some(delay)) = (self, manylane.rx_coalesce) {
+            command.args(["--rx-usecs", &delay.as_micros().to_string()]);
         }
         let log = fs::File::create(folder.path().join("log"))?;
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
@@ -101,6 +104,15 @@ impl Contender {
             command.args(["--stack", "xdp", "--interface", &devices, "--source-ports", "2048-65535"]);
         }
     }
+}
+
+/// The program `manylane`.
+#[derive(Debug, Clone)]
+pub struct Manylane {
+    /// Its file.
+    pub path: PathBuf,
+    /// Delay of the lanes of `proxy/xdp` before they sleep; none: by the load.
+    pub rx_coalesce: Option<Duration>,
 }
 
 /// As its documentation has it for one CPU.

@@ -29,6 +29,8 @@ pub enum LaneStack {
         batch: Option<usize>,
         /// Bytes of each connection's receive buffer and send buffer; none: as by default.
         buffer: Option<usize>,
+        /// A busy lane delays for larger batches, as by default.
+        delays: bool,
     },
 }
 
@@ -96,7 +98,7 @@ impl LibraryProxy {
                     running.add(bed, cpus_of(cpu), lane)?;
                 }
             }
-            LaneStack::Xdp { batch, buffer } => {
+            LaneStack::Xdp { batch, buffer, delays } => {
                 let mut builder = TcpBuilder::new();
                 builder.listen(listen)?.source_ports(2048..=65_535).lanes(cpus.len());
                 let stack = StackConfig::default();
@@ -105,6 +107,9 @@ impl LibraryProxy {
                     send_buffer: buffer.unwrap_or(stack.send_buffer),
                     ..stack
                 });
+                if !delays {
+                    builder.rx_coalesce(Duration::ZERO);
+                }
                 let devices = [CLIENT_LINK, SERVER_LINK].map(|link| bed.proxy().device(link).to_owned());
                 builder.xdp(|xdp| {
                     xdp.xdp_devices(devices);

@@ -31,7 +31,7 @@ use anyhow::{Context, Result, ensure};
 
 use self::bed::Bed;
 use self::clients::{Clients, Outcome};
-pub use self::contender::Contender;
+pub use self::contender::{Contender, Manylane};
 use self::plan::{Config, PORT, RATE_FRACTION, WARM_UP_TIME};
 pub use self::plan::{Load, Plan};
 use self::servers::Servers;

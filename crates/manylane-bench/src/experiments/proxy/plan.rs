@@ -1,13 +1,12 @@
 //! What clients do, and to which proxies.
 
 use std::fmt;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use manylane_measure::named_enum;
 
 use super::clients::Traffic;
-use super::contender::Contender;
+use super::contender::{Contender, Manylane};
 
 /// Connections of the loads with few and with many.
 pub(super) const FEW: usize = 64;
@@ -19,7 +18,7 @@ const STREAMS: usize = 8;
 /// Share of the baseline's highest rate at which latency is measured.
 pub(super) const RATE_FRACTION: f64 = 0.7;
 /// Time before each sample that is not measured.
-pub(super) const WARM_UP_TIME: Duration = Duration::from_millis(200);
+pub(super) const WARM_UP_TIME: Duration = Duration::from_secs(1);
 /// The proxy's port.
 pub(super) const PORT: u16 = 8000;
 
@@ -81,8 +80,8 @@ pub struct Plan {
     pub loads: Vec<Load>,
     /// Requests per second of the paced load; by default 0.7 of the first contender's highest rate.
     pub rate: Option<f64>,
-    /// The program `manylane`.
-    pub manylane: PathBuf,
+    /// What runs the contenders of this project.
+    pub manylane: Manylane,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use manylane_measure::named_enum;
 
 use super::bed::Bed;
-use super::contender::{Contender, RunningProxy, find};
+use super::contender::{Contender, Manylane, RunningProxy, find};
 use super::library::RunningLanes;
 pub use super::library::{LaneStack, LibraryProxy};
 use super::plan::{FEW, Load, PORT};
@@ -55,7 +55,7 @@ pub struct ProxyHosts {
     bed: Bed,
     servers: Servers,
     proxy_cpus: Vec<usize>,
-    manylane: PathBuf,
+    manylane: Manylane,
 }
 
 impl ProxyHosts {
@@ -79,6 +79,7 @@ impl ProxyHosts {
     fn on_cpus(proxy_cpus: Vec<usize>, peers_cpu: usize, manylane: PathBuf) -> Result<Self> {
         let bed = Bed::with_queues(&proxy_cpus, peers_cpu)?;
         let servers = Servers::start(&bed)?;
+        let manylane = Manylane { path: manylane, rx_coalesce: None };
         Ok(Self { bed, servers, proxy_cpus, manylane })
     }
 
@@ -182,7 +183,7 @@ mod tests {
     #[test]
     fn netns_two_lanes_of_a_proxy_serve() {
         let Some(hosts) = hosts("netns_two_lanes_of_a_proxy_serve", 2) else { return };
-        for stack in [LaneStack::Kernel, LaneStack::Xdp { batch: None, buffer: None }] {
+        for stack in [LaneStack::Kernel, LaneStack::Xdp { batch: None, buffer: None, delays: true }] {
             assert_serves(&hosts, LibraryProxy { stack, is_pinned: true, offloads: true });
         }
     }
@@ -191,7 +192,7 @@ mod tests {
     fn netns_a_lane_of_a_proxy_serves_without_optimisations() {
         let name = "netns_a_lane_of_a_proxy_serves_without_optimisations";
         let Some(hosts) = hosts(name, 1) else { return };
-        let stack = LaneStack::Xdp { batch: Some(1), buffer: Some(4096) };
+        let stack = LaneStack::Xdp { batch: Some(1), buffer: Some(4096), delays: false };
         assert_serves(&hosts, LibraryProxy { stack, is_pinned: false, offloads: false });
         // The next proxy can listen at once, with other options.
         assert_serves(&hosts, LibraryProxy { stack, is_pinned: true, offloads: true });

@@ -5,8 +5,8 @@
 //! | [`PacketQueues::receive`]: a batch of one queue | the lane | - |
 //! | [`Packets`]: without link headers | the batch; changed in place | no IP: counted |
 //! | [`PacketOut::space`]: a free frame | the lane | no frame, or TX ring full: sent later |
-//! | [`PacketOut::send`]: next hop, link header | the kernel, then free | unknown: by a raw socket |
-//! | [`PacketOut::finish`], once a batch | the kernel | device full: see [`unsent`](super::unsent) |
+//! | [`PacketOut::send`]: next hop, link header | the kernel, then free | unknown: raw socket |
+//! | [`PacketOut::finish`], once a batch | the kernel | device full: [`unsent`](super::unsent) |
 //!
 //! A frame is taken from the queue of the batch, because most packets answer one of it. If the next
 //! hop is over another device of the lane, it is copied into a frame of that one. What goes by the
@@ -97,6 +97,11 @@ impl PacketQueues {
     /// Receives a batch from the next queue that has packets; returns their number.
     pub(crate) fn receive(&mut self) -> usize {
         self.queues.receive_frames(self.batch)
+    }
+
+    /// Packets that the ring of each queue takes.
+    pub(crate) fn ring_capacity(&self) -> usize {
+        self.queues.ring_capacity()
     }
 
     /// True if [`receive`](Self::receive) may find some.
