@@ -3,7 +3,7 @@
 //! | stage | module | when something is full or missing |
 //! |---|---|---|
 //! | a batch of a lane is received | `proxy` | the rest of its queue waits for the next pass |
-//! | the session of a datagram | `key`: its addresses, or payload bytes | too short: lost, counted |
+//! | its session | `key`: its addresses, or bytes of the payload | too short: dropped, counted |
 //! | a new session: limits, a server, a socket | `sessions` | dropped, counted with the reason |
 //! | sent to the server by the session's socket | `server_socket` | no room: dropped, counted |
 //! | refused by the server | `sessions` | the session ends; the next datagram begins another one |
